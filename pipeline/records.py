@@ -1,0 +1,200 @@
+"""The stations of the route, as frozen values.
+
+source rows ─▶ Document ─▶ Step (EncodedPrompt + what to do) ─▶ Generation ─▶ Answer | Failure ─▶ Outcome in the ledger
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+FieldValue = str | int | float | bool | None
+FinishReason = Literal["stop", "length", "repetition", "error"]
+State = Literal["pending", "running", "done", "failed", "quarantined", "skipped"]
+STATES: tuple[State, ...] = ("pending", "running", "done", "failed", "quarantined", "skipped")
+
+
+def digest(*parts: str | bytes) -> str:
+    """128-bit BLAKE2b of the length-prefixed parts, as 32 hex digits: ("a", "bc") and ("ab", "c") differ.
+
+    Lone surrogates, which JSON escapes can smuggle in, are encoded as they are instead of failing.
+    """
+    hasher = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        data = part if isinstance(part, bytes) else part.encode("utf-8", "surrogatepass")
+        hasher.update(len(data).to_bytes(8, "little"))
+        hasher.update(data)
+    return hasher.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a row was found. ``line`` counts from 1 (a row number in files without lines); ``offset`` in bytes, where known."""
+
+    file: str
+    line: int
+    offset: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One input. ``fields`` holds only the further fields that some task's template names."""
+
+    id: str
+    text: str
+    origin: Origin
+    fields: Mapping[str, FieldValue] = field(default_factory=dict)
+
+    @property
+    def key(self) -> str:
+        """The document's identity: digest of id and text, never its position."""
+        return digest(self.id, self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class Reject:
+    """A row that is not a document, and why. ``excerpt`` is at most 200 characters of it."""
+
+    origin: Origin
+    reason: str
+    excerpt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """Token ids of one prompt; ``boundaries`` are the ends (exclusive) of its segments, e.g. (prefix, document, all).
+
+    ``ids[:prefix_tokens]`` is shared by all prompts of the same frame. ``dropped_tokens`` counts document
+    tokens that an explicit ``truncate`` left out.
+    """
+
+    ids: tuple[int, ...]
+    prefix_tokens: int
+    document_tokens: int
+    dropped_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """Sampling settings; ``seed`` is already that of the one document and step."""
+
+    temperature: float
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """Ask for text: at most ``max_new_tokens`` tokens, greedy unless ``sampling`` is given."""
+
+    max_new_tokens: int
+    sampling: Sampling | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """Ask for the log-probability of each continuation (non-empty token sequences) after the prompt."""
+
+    continuations: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One question to the model on the way to a document's answer.
+
+    ``name`` is unique within a document's work and stable between runs ("map/3", "reduce/1/0"); together with the ids it
+    identifies a recorded reply, which is not paid for twice. ``span`` is the part of the document read, in characters.
+    """
+
+    name: str
+    prompt: EncodedPrompt
+    ask: Decode | Score
+    span: tuple[int, int] | None = None
+
+    @property
+    def key(self) -> str:
+        """Identity of the question inside its task and document: name, ids and what is asked."""
+        return digest(self.name, repr(self.prompt.ids), repr(self.ask))
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A step on its way to the engine: token ids only, no text, no names."""
+
+    request_id: int
+    ids: tuple[int, ...]
+    ask: Decode | Score
+    prefix_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What the engine gives back for one request.
+
+    ``token_ids`` are the decoded tokens without the end token; ``scores`` the natural-log probabilities of a Score's
+    continuations, in their order. ``error`` is (kind, message) when there is no answer.
+    """
+
+    request_id: int
+    token_ids: tuple[int, ...] = ()
+    scores: tuple[float, ...] = ()
+    finish_reason: FinishReason = "stop"
+    prompt_tokens: int = 0
+    seconds: float = 0.0
+    batch_rows: int = 1
+    placement: str = "device"
+    error: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A document's answer to a task.
+
+    ``value`` is the summary, the label, the list of labels (multi), or None when abstained. ``probabilities`` and ``scores``
+    (natural logs, uncalibrated, kept for ever) map label to number. ``tokens_in`` counts the document's tokens read,
+    ``tokens_dropped`` those left out by an explicit truncate; ``notes`` are facts worth a line in the report.
+    """
+
+    value: str | Sequence[str] | None
+    finish_reason: str
+    probabilities: Mapping[str, float] | None = None
+    scores: Mapping[str, float] | None = None
+    raw: str | None = None
+    tokens_in: int = 0
+    tokens_out: int = 0
+    tokens_dropped: int = 0
+    parts: int = 1
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a document has no answer: a word (``kind``), a sentence, and at which attempt."""
+
+    kind: str
+    message: str
+    attempt: int = 1
+    raw: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Frozen decisions, made before weights are loaded, that the engine obeys. Sizes in tokens, rows and bytes.
+
+    ``batch_tokens`` bounds rows × longest row of a batch (prompt plus new tokens); ``reasons`` say in sentences why.
+    """
+
+    dtype: str
+    quantization: str
+    placement: Literal["device", "offloaded"]
+    layout: Literal["instructions_first", "document_first"]
+    context_tokens: int
+    max_batch_rows: int
+    batch_tokens: int
+    prefill_chunk_tokens: int
+    kv_bytes_per_token: int
+    threads: int | None = None
+    reasons: tuple[str, ...] = ()
