@@ -6,9 +6,10 @@ source rows ─▶ Document ─▶ Step (EncodedPrompt + what to do) ─▶ Gene
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 FieldValue = str | int | float | bool | None
 FinishReason = Literal["stop", "length", "repetition", "error"]
@@ -198,3 +199,57 @@ class Plan:
     kv_bytes_per_token: int
     threads: int | None = None
     reasons: tuple[str, ...] = ()
+
+
+def work_key(document_key: str, fields: Mapping[str, FieldValue]) -> str:
+    """Key of one task's work on a document: the document's own, or a digest of it and the fields the task's template reads."""
+    return digest(document_key, json.dumps(dict(fields), sort_keys=True)) if fields else document_key
+
+
+@dataclass(frozen=True, slots=True)
+class TaskJob:
+    """A task as the ledger knows it. ``identity`` is everything that can change an answer; ``fingerprint`` its digest.
+
+    ``fields`` are the names of the document fields (beyond id and text) that the task's template reads.
+    """
+
+    name: str
+    kind: Literal["summarize", "label"]
+    identity: Mapping[str, Any]
+    fields: tuple[str, ...] = ()
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the identity as canonical JSON."""
+        return digest(json.dumps(self.identity, sort_keys=True, ensure_ascii=True))
+
+    def key(self, document: Document) -> str:
+        """Key of this task's work on ``document``. A field the document lacks counts as null."""
+        return work_key(document.key, {name: document.fields.get(name) for name in self.fields})
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one task's work on one document ended: ``done`` with an answer, or failed, quarantined or skipped with a failure."""
+
+    task: str
+    key: str
+    state: Literal["done", "failed", "quarantined", "skipped"]
+    answer: Answer | None = None
+    failure: Failure | None = None
+    seconds: float = 0.0
+    placement: str = "device"
+    batch_rows: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """What a progress display shows. ``total`` counts works (documents x tasks) of the run; ``eta_seconds`` is None until it can be told."""
+
+    stage: Literal["reading", "loading", "working", "reporting"]
+    done: int = 0
+    failed: int = 0
+    total: int = 0
+    tokens_per_second: float = 0.0
+    eta_seconds: float | None = None
+    message: str = ""

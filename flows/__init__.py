@@ -1,0 +1,1 @@
+"""Prefect flows: thin. Remove the decorators and the program still runs."""

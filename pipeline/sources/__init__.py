@@ -1,0 +1,1 @@
+"""Rows to documents: tolerant readers, ids, rejects."""

@@ -1,0 +1,1 @@
+"""What outlives the process: the ledger, and later the persisted caches."""

@@ -1,0 +1,1 @@
+"""What is asked of every document: one small module a task kind."""
