@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+import datetime
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from pipeline.errors import ConfigError, DocumentFailed
+from pipeline.records import EncodedPrompt
 
 
 class Tokenizer(Protocol):
@@ -41,3 +47,188 @@ class Tokenizer(Protocol):
     def end_ids(self) -> tuple[int, ...]:
         """The ids that end an answer, most canonical end of turn first."""
         ...
+
+
+PROMPT_FORMAT = 1
+"""Version of how prompts are put together; part of every task's identity."""
+
+_SLOTS = ("zqSystemSlotqz", "zqUserSlotqz")
+# A token rarely covers more characters; only how much text is looked at in one go depends on it, never the result.
+_WINDOW_CHARACTERS_PER_TOKEN = 8
+_BOUNDARIES = (r"\n\s*\n", r"(?<=[.!?…。！？])[\"'”’)\]]*\s|(?<=[。！？])", r"\n", r"\s")
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A prompt without its document: token ids ``before`` and ``after`` it, and what had to be done to the template (``notes``)."""
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    notes: tuple[str, ...] = ()
+
+    def around(self, document_ids: Sequence[int], dropped_tokens: int = 0) -> EncodedPrompt:
+        """The whole prompt with ``document_ids`` in its place."""
+        return EncodedPrompt((*self.before, *document_ids, *self.after), len(self.before), len(document_ids), dropped_tokens)
+
+    def room(self, context_tokens: int, new_tokens: int) -> int:
+        """Tokens left for a document when ``new_tokens`` are to be generated; may be negative."""
+        return context_tokens - len(self.before) - len(self.after) - new_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stretch of a document: characters [start, end) and the token ids of exactly that text."""
+
+    start: int
+    end: int
+    ids: tuple[int, ...]
+
+
+class _Template(NamedTuple):
+    """The template's own text: up to the system slot (or the user slot), between the slots, after the user slot.
+
+    ``middle`` is None without a system turn, ``tail`` is None where the model has no chat template.
+    """
+
+    head: str
+    middle: str | None
+    tail: str | None
+    notes: tuple[str, ...] = ()
+
+
+class FrameBuilder:
+    """Builds frames for one model: knows its template, its options and the layout.
+
+    The template is rendered once, around a slot; only its own text may produce control tokens. ``pinned_date`` (ISO) replaces
+    "now" in templates that print the date, so that tonight's prompts are those of last night.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, layout: str, options: Mapping[str, Any], pinned_date: str) -> None:
+        self._tokenizer = tokenizer
+        self._document_first = layout == "document_first"
+        day = datetime.date.fromisoformat(pinned_date)
+        self._options = {"date_string": day.strftime("%d %b %Y"), "strftime_now": day.strftime, **options}
+        self._templates: dict[bool, _Template] = {}
+
+    def build(self, instructions: str, cue: str, system: str | None = None) -> Frame:
+        """Frame of ``instructions`` about a document. ``cue`` ("Summary:") ends a prompt only where the model has no chat template."""
+        template = self._template(bool(system))
+        encode, encode_template = self._tokenizer.encode, self._tokenizer.encode_template
+        opening = encode_template(template.head)
+        if system and template.middle is not None:
+            opening += encode(system) + encode_template(template.middle)
+        elif system:
+            instructions = f"{system}\n\n{instructions}"
+        ending = encode(f"\n\n{cue}") if template.tail is None else encode_template(template.tail)
+        if self._document_first:
+            before, after = opening, encode(f"\n\n{instructions}") + ending
+        else:
+            before, after = opening + encode(f"{instructions}\n\n"), ending
+        return Frame(self._with_bos(before), tuple(after), template.notes)
+
+    def answer(self, text: str) -> tuple[int, ...]:
+        """Ids of ``text`` as a whole answer of the model: its tokens and the end of turn."""
+        plain = self._template(False).tail is None
+        return (*self._tokenizer.encode(f" {text}" if plain else text), self._tokenizer.end_ids[0])
+
+    def _with_bos(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """Exactly one beginning-of-sequence where the tokenizer wants one; templates may or may not have written it."""
+        bos = list(self._tokenizer.bos_ids)
+        rest = list(ids)
+        while bos and rest[: len(bos)] == bos:
+            rest = rest[len(bos) :]
+        return (*bos, *rest)
+
+    def _template(self, with_system: bool) -> _Template:
+        if with_system not in self._templates:
+            self._templates[with_system] = self._with_system() if with_system else self._without_system()
+        return self._templates[with_system]
+
+    def _without_system(self) -> _Template:
+        slot = _SLOTS[1]
+        try:
+            rendered = self._tokenizer.render([{"role": "user", "content": slot}], self._options)
+        except ValueError as error:
+            raise ConfigError(f"the model's chat template refuses a single user message: {error}") from None
+        if rendered is None:
+            return _Template("", None, None, ("no chat template: plain prompt",))
+        if rendered.count(slot) != 1:
+            raise ConfigError(f"the model's chat template shows a user message {rendered.count(slot)} times; it must show it once")
+        head, _, tail = rendered.partition(slot)
+        return _Template(head, None, tail)
+
+    def _with_system(self) -> _Template:
+        system_slot, user_slot = _SLOTS
+        messages = [{"role": "system", "content": system_slot}, {"role": "user", "content": user_slot}]
+        try:
+            rendered = self._tokenizer.render(messages, self._options)
+        except ValueError:  # some templates raise on a system role, others drop it
+            rendered = ""
+        head, found, rest = (rendered or "").partition(system_slot)
+        middle, found_user, tail = rest.partition(user_slot)
+        if found and found_user:
+            return _Template(head, middle, tail)
+        plain = self._template(False)
+        return plain._replace(notes=(*plain.notes, "the template has no system role: folded into the user turn"))
+
+
+def fits(tokenizer: Tokenizer, text: str, room_tokens: int) -> tuple[int, ...] | None:
+    """Ids of ``text`` when they are at most ``room_tokens``, else None. Never encodes much more than it must."""
+    part = next(iter(split(tokenizer, text, room_tokens))) if room_tokens > 0 else None
+    return part.ids if part is not None and part.end == len(text) else None
+
+
+def split(tokenizer: Tokenizer, text: str, part_tokens: int, overlap_tokens: int = 0) -> Iterator[Part]:
+    """Cut ``text`` into parts of at most ``part_tokens`` tokens, at paragraphs, else sentences, lines, spaces.
+
+    The union of the parts' character spans is the whole text. Each part starts ``overlap_tokens`` before the last one's
+    end. Lazy, and linear in the length of the text: only the window around the next cut is encoded.
+    """
+    start = 0
+    while True:
+        part = _part_from(tokenizer, text, start, part_tokens)
+        yield part
+        if part.end == len(text):
+            return
+        start = _overlapped(tokenizer, text, part, overlap_tokens)
+
+
+def _part_from(tokenizer: Tokenizer, text: str, start: int, part_tokens: int) -> Part:
+    width = part_tokens * _WINDOW_CHARACTERS_PER_TOKEN
+    while True:
+        window = text[start : start + width]
+        ids, offsets = tokenizer.encode_with_offsets(window)
+        if len(ids) > part_tokens:
+            break
+        if start + width >= len(text):
+            return Part(start, len(text), tuple(ids))
+        width *= 4  # long tokens: runs of spaces, dashes
+    budget = part_tokens
+    while True:
+        cut = _best_cut(window, max(1, offsets[budget - 1][1]))
+        ids = tokenizer.encode(window[:cut])
+        if len(ids) <= part_tokens:
+            return Part(start, start + cut, tuple(ids))
+        if budget == 1:  # one character of many byte tokens
+            raise DocumentFailed("too_long", f"parts of {part_tokens} tokens are too small for this text: raise chunk_tokens or context_tokens")
+        budget = max(1, budget - max(1, len(ids) - part_tokens))
+
+
+def _best_cut(window: str, limit: int) -> int:
+    """The last good place to cut at or before character ``limit``, in the second half of what fits."""
+    floor = limit // 2
+    for boundary in _BOUNDARIES:
+        ends = [match.end() for match in re.finditer(boundary, window[floor:limit]) if match.end() > 0]
+        if ends:
+            return floor + ends[-1]
+    return limit
+
+
+def _overlapped(tokenizer: Tokenizer, text: str, part: Part, overlap_tokens: int) -> int:
+    if overlap_tokens <= 0:
+        return part.end
+    ids, offsets = tokenizer.encode_with_offsets(text[part.start : part.end])
+    back = part.start + offsets[max(0, len(ids) - overlap_tokens)][0]
+    space = re.search(r"\s", text[back : part.end])
+    start = back + space.end() if space and back + space.end() < part.end else back
+    return start if start > part.start else part.end

@@ -1,11 +1,13 @@
-"""The seam between the worker and a model: admit requests, step, collect what finished."""
+"""The seams around a model: a backend says what it is, an engine answers requests under a plan."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
 
-from pipeline.records import Generation, Request
+from pipeline.prompts import Tokenizer
+from pipeline.records import Generation, Plan, Request
 
 
 class Engine(Protocol):
@@ -27,4 +29,28 @@ class Engine(Protocol):
     @property
     def idle(self) -> bool:
         """True when nothing is queued or running."""
+        ...
+
+
+class Backend(Protocol):
+    """A kind of model. The runner asks it for everything but weights; only the worker opens an engine."""
+
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer and chat template."""
+        ...
+
+    def identity(self) -> Mapping[str, Any]:
+        """What makes this model this model: ids, revision, weights and tokenizer digests; enters every fingerprint."""
+        ...
+
+    def resolve(self) -> Mapping[str, str]:
+        """What ``auto`` means on this machine: ``dtype`` and ``attention``."""
+        ...
+
+    def model_config(self) -> Mapping[str, Any]:
+        """The model's configuration (config.json), for the planner."""
+        ...
+
+    def open_engine(self, plan: Plan, offload_folder: Path, say: Callable[[str], None]) -> tuple[Engine, Mapping[str, Any]]:
+        """Load the weights; returns the engine and facts for the report (device map, weight bytes, peak while loading, ...)."""
         ...

@@ -1,0 +1,72 @@
+"""The run directory: one folder that holds the ledger, the rejects, the report, the log and the lock of a run."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from pipeline.errors import AlreadyRunning, UsageError
+
+LEDGER = "ledger.sqlite"
+_LOG = "overnight.log"
+
+
+class RunDirectory:
+    """Paths inside one run directory, its lock and its log. Created private to the user: documents may be confidential."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.ledger = self.path / LEDGER
+        self.rejects = self.path / "rejects.jsonl"
+        self.report = self.path / "report.md"
+        self.offload = self.path / "offload"
+
+    def create(self) -> None:
+        """Make the folder if need be. Raises UsageError when the place cannot hold one."""
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise UsageError(f"{self.path} cannot be a run directory: a file is in the way") from None
+        except OSError as error:
+            raise UsageError(f"cannot create the run directory {self.path}: {error.strerror}") from None
+        if not os.access(self.path, os.W_OK):
+            raise UsageError(f"the run directory {self.path} is not writable")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the run's lock. It goes with its holder's death. Raises AlreadyRunning with the holder's process id, where known."""
+        self.create()
+        lock = FileLock(self.path / "lock", timeout=0)
+        note = self.path / "lock.pid"
+        try:
+            lock.acquire()
+        except Timeout:
+            holder = note.read_text(encoding="ascii", errors="replace").strip() if note.exists() else "unknown"
+            raise AlreadyRunning(f"{self.path} is in use by another run (process {holder}); wait for it, or stop it") from None
+        try:
+            note.write_text(str(os.getpid()), encoding="ascii")
+            yield
+        finally:
+            note.unlink(missing_ok=True)
+            lock.release()
+
+    @contextmanager
+    def logging(self) -> Iterator[None]:
+        """Append the log of this process to ``overnight.log`` in the directory."""
+        handler = logging.FileHandler(self.path / _LOG, encoding="utf-8")
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+        root = logging.getLogger()
+        level = root.level
+        root.addHandler(handler)
+        root.setLevel(min(level, logging.INFO) if level else logging.INFO)
+        try:
+            yield
+        finally:
+            root.removeHandler(handler)
+            root.setLevel(level)
+            handler.close()

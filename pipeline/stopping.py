@@ -1,0 +1,80 @@
+"""When to stop early: a signal, the deadline, a request from outside. Looked at between pieces of work, never inside one."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from pipeline.errors import EXIT_STOPPED, StoppedEarly
+
+
+class StopSignal:
+    """A wish to stop, with its reason; the first one stays. Safe to set from any thread or signal handler."""
+
+    def __init__(self) -> None:
+        self._reason: str | None = None
+        self._event = threading.Event()
+
+    def request(self, reason: str) -> None:
+        """Ask the run to stop cleanly."""
+        if self._reason is None:
+            self._reason = reason
+        self._event.set()
+
+    @property
+    def requested(self) -> str | None:
+        """Why to stop, or None."""
+        return self._reason
+
+    def check(self) -> None:
+        """Raise StoppedEarly when a stop was requested."""
+        if self._reason is not None:
+            raise StoppedEarly(self._reason)
+
+    @contextmanager
+    def watch_signals(self) -> Iterator[None]:
+        """Turn the first SIGINT or SIGTERM into a request and let the second end the process at once. Main thread only; elsewhere a no-op."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def on_signal(number: int, _frame: FrameType | None) -> None:
+            if self._reason is not None and self._reason.startswith("signal"):
+                os._exit(EXIT_STOPPED)
+            self.request(f"signal {signal.Signals(number).name}")
+
+        before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def watch_deadline(self, deadline: str | None) -> Iterator[None]:
+        """Request a stop when the clock next shows ``deadline`` ("07:00", local time)."""
+        if deadline is None:
+            yield
+            return
+        seconds = seconds_until(deadline, datetime.datetime.now())
+        timer = threading.Timer(seconds, self.request, [f"deadline {deadline}"])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+
+def seconds_until(clock: str, now: datetime.datetime) -> float:
+    """Seconds from ``now`` to the next moment at which a clock shows ``clock`` (HH:MM); at that very minute, to tomorrow's."""
+    hour, minute = map(int, clock.split(":"))
+    then = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
+    if then <= now:
+        then += datetime.timedelta(days=1)
+    return (then - now).total_seconds()
