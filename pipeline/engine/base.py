@@ -10,8 +10,22 @@ from pipeline.prompts import Tokenizer
 from pipeline.records import Generation, Plan, Request
 
 
+class Listener(Protocol):
+    """Who wants to know what an engine is doing while a step lasts."""
+
+    def started(self, request_ids: Sequence[int]) -> None:
+        """Work on these requests begins now; if the process dies, they are the suspects."""
+        ...
+
+    def pulse(self) -> None:
+        """A forward pass has ended: the engine is alive. Called often; must be cheap."""
+        ...
+
+
 class Engine(Protocol):
     """Holds one model and works off a queue of requests under its Plan. One engine a process, one thread."""
+
+    listener: Listener | None
 
     def admit(self, requests: Sequence[Request]) -> None:
         """Queue requests. They may be reordered and batched freely: answers do not depend on company."""

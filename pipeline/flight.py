@@ -1,0 +1,201 @@
+"""Documents under way: each one's generator of steps, the questions that are out, and the replies that came back. Pure bookkeeping.
+
+A document's questions are handed out a few at a time (``per_work``), so that one of a thousand parts does not keep the
+others from being asked.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pipeline.errors import DocumentFailed
+from pipeline.records import Answer, Document, Failure, Generation, Outcome, Request, Step
+from pipeline.tasks import Task, Work
+
+_log = logging.getLogger(__name__)
+
+WorkId = tuple[str, str]
+"""(task name, work key)."""
+
+
+@dataclass(slots=True)
+class _Underway:
+    task: Task
+    document: Document
+    key: str
+    generator: Work
+    attempt: int
+    recorded: Mapping[str, Generation]
+    steps: Sequence[Step] = ()
+    replies: dict[int, Generation] = field(default_factory=dict)
+    unasked: deque[int] = field(default_factory=deque)
+    out: int = 0
+    compute_seconds: float = 0.0
+    largest_batch: int = 1
+    placement: str = "device"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A reply worth recording because its document is not finished by it."""
+
+    work: WorkId
+    step: Step
+    generation: Generation
+
+
+class Flight:
+    """The works (document x task) between "begun" and "landed"."""
+
+    def __init__(self, per_work: int) -> None:
+        self._per_work = per_work
+        self._works: dict[WorkId, _Underway] = {}
+        self._asked: dict[int, tuple[WorkId, int]] = {}
+        self._ready: deque[WorkId] = deque()
+        self._landed: list[Outcome] = []
+        self._cancelled: list[int] = []
+        self._next_id = 0
+
+    def __len__(self) -> int:
+        return len(self._works)
+
+    def __contains__(self, work: WorkId) -> bool:
+        return work in self._works
+
+    @property
+    def steps_open(self) -> int:
+        """Questions that are out or wait to be asked."""
+        return sum(work.out + len(work.unasked) for work in self._works.values())
+
+    def begin(self, task: Task, document: Document, attempt: int, recorded: Mapping[str, Generation]) -> None:
+        """Start a document; ``recorded`` are replies of an earlier run by step key, which are not asked again."""
+        key = task.job.key(document)
+        work = _Underway(task, document, key, task.work(document), attempt, recorded)
+        self._works[task.job.name, key] = work
+        self._advance((task.job.name, key), work, None)
+
+    def requests(self) -> list[Request]:
+        """Questions to ask now."""
+        asked: list[Request] = []
+        for work_id in list(self._ready):
+            work = self._works[work_id]
+            while work.unasked and work.out < self._per_work:
+                asked.append(self._ask(work_id, work, work.unasked.popleft()))
+            if not work.unasked:
+                self._ready.remove(work_id)
+        return asked
+
+    def receive(self, generations: Iterable[Generation]) -> list[Reply]:
+        """Take replies in; returns those to record. Documents that end by them are found in ``landed``."""
+        kept = []
+        for generation in generations:
+            if generation.request_id not in self._asked:
+                continue  # its document has failed in the meantime
+            work_id, index = self._asked.pop(generation.request_id)
+            work = self._works[work_id]
+            work.out -= 1
+            work.compute_seconds += generation.seconds / max(1, generation.batch_rows)
+            work.largest_batch = max(work.largest_batch, generation.batch_rows)
+            work.placement = generation.placement
+            step = work.steps[index]
+            if generation.error is not None:
+                self._fail(work_id, work, generation.error)
+                continue
+            work.replies[index] = generation
+            if len(work.replies) == len(work.steps):
+                self._advance(work_id, work, [work.replies[number] for number in range(len(work.steps))])
+            if work_id in self._works:
+                kept.append(Reply(work_id, step, generation))
+        return kept
+
+    def cancelled(self) -> list[int]:
+        """Questions asked since the last call whose document has failed: nobody waits for their replies."""
+        requests, self._cancelled = self._cancelled, []
+        return requests
+
+    def landed(self) -> list[Outcome]:
+        """Outcomes since the last call."""
+        outcomes, self._landed = self._landed, []
+        return outcomes
+
+    def suspects(self, started: Collection[int]) -> list[WorkId]:
+        """Works whose questions were being computed; all that had questions out when nothing is known."""
+        known = {self._asked[request_id][0] for request_id in started if request_id in self._asked}
+        return sorted(known or {work_id for work_id, _ in self._asked.values()})
+
+    def _ask(self, work_id: WorkId, work: _Underway, index: int) -> Request:
+        step = work.steps[index]
+        work.out += 1
+        self._next_id += 1
+        self._asked[self._next_id] = (work_id, index)
+        return Request(self._next_id, step.prompt.ids, step.ask, step.prompt.prefix_tokens)
+
+    def _advance(self, work_id: WorkId, work: _Underway, replies: Sequence[Generation] | None) -> None:
+        """Send replies to the document's generator until it asks something that is not recorded, or ends."""
+        try:
+            while True:
+                work.steps = next(work.generator) if replies is None else work.generator.send(replies)
+                work.replies = {index: work.recorded[step.key] for index, step in enumerate(work.steps) if step.key in work.recorded}
+                work.unasked = deque(index for index in range(len(work.steps)) if index not in work.replies)
+                if work.unasked:
+                    self._ready.append(work_id)
+                    return
+                replies = [work.replies[index] for index in range(len(work.steps))]
+        except StopIteration as end:
+            self._land(work_id, work, end.value, None)
+        except DocumentFailed as failure:
+            self._land(work_id, work, None, Failure(failure.kind, str(failure), work.attempt))
+        except Exception as error:  # a fault of ours on one document must not end the night; the log has the traceback
+            _log.exception("task %s failed on document %s", *work_id)
+            self._land(work_id, work, None, Failure("fault", f"{type(error).__name__}: {error}", work.attempt))
+
+    def _fail(self, work_id: WorkId, work: _Underway, error: tuple[str, str]) -> None:
+        """End a document at the first question that has no answer, however many are still out."""
+        work.generator.close()
+        orphans = [request_id for request_id, (owner, _) in self._asked.items() if owner == work_id]
+        for request_id in orphans:
+            del self._asked[request_id]
+        self._cancelled += orphans
+        if work_id in self._ready:
+            self._ready.remove(work_id)
+        self._land(work_id, work, None, Failure(error[0], error[1], work.attempt))
+
+    def _land(self, work_id: WorkId, work: _Underway, answer: Answer | None, failure: Failure | None) -> None:
+        del self._works[work_id]
+        self._landed.append(
+            Outcome(
+                task=work_id[0], key=work.key, state="failed" if answer is None else "done", answer=answer, failure=failure,
+                seconds=work.compute_seconds, placement=work.placement, batch_rows=work.largest_batch,
+            )
+        )  # fmt: skip
+
+
+class Pace:
+    """Speed so far and the time it leaves: characters of documents landed over the seconds they took."""
+
+    def __init__(self, characters: int) -> None:
+        self._left = characters
+        self._done = 0
+        self._tokens = 0
+        self._since = time.monotonic()
+
+    def landed(self, characters: int, tokens: int) -> None:
+        """Count a landed work."""
+        self._left -= characters
+        self._done += characters
+        self._tokens += tokens
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens read and written a second since the start."""
+        return self._tokens / max(1e-9, time.monotonic() - self._since)
+
+    @property
+    def eta_seconds(self) -> float | None:
+        """Seconds left at the speed so far; None before the first work landed."""
+        elapsed = time.monotonic() - self._since
+        return None if self._done <= 0 else max(0, self._left) * elapsed / self._done

@@ -1,0 +1,90 @@
+"""Before the night: what ``auto`` means here, the tasks bound to the model, their identities, the plan."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.config import Config
+from pipeline.engine.base import Backend
+from pipeline.errors import ConfigError
+from pipeline.planner.hardware import probe
+from pipeline.planner.plan import choose_layout, make_plan
+from pipeline.planner.shape import model_shape
+from pipeline.prompts import PROMPT_FORMAT, FrameBuilder
+from pipeline.records import Plan, Sampling
+from pipeline.stores.ledger import Ledger
+from pipeline.tasks import Setting, Task, build_task
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """Everything that is decided before a document is read."""
+
+    tasks: tuple[Task, ...]
+    plan: Plan
+    identity: Mapping[str, Any]
+    notes: tuple[str, ...]
+
+
+def prepare(config: Config, backend: Backend, ledger: Ledger | None, kinds: Collection[str] | None = None) -> Preparation:
+    """Resolve, bind and plan. With a ledger, what ``auto`` meant when its run directory was made stays; without, nothing is kept."""
+    resolved = _resolve(config, backend, ledger)
+    plan = make_plan(config, model_shape(backend.model_config()), probe(), resolved)
+    identity = _shared_identity(config, backend, resolved, plan)
+    wanted = [task for task in config.tasks if kinds is None or task.kind in kinds]
+    if not wanted:
+        raise ConfigError(f"the configuration has no task of kind {' or '.join(sorted(kinds or ()))}; it has {_kinds(config)}")
+    setting = _setting(config, backend, resolved, plan)
+    tasks = tuple(build_task(task, setting, identity) for task in wanted)
+    notes = tuple(dict.fromkeys(note for task in tasks for note in task.notes))
+    return Preparation(tasks, plan, identity, notes)
+
+
+def _resolve(config: Config, backend: Backend, ledger: Ledger | None) -> dict[str, Any]:
+    here = backend.resolve()
+    found = {
+        "dtype": here["dtype"] if config.model.dtype == "auto" else config.model.dtype,
+        "attention": here["attention"] if config.model.attention == "auto" else config.model.attention,
+        "layout": choose_layout(config),
+        "date": datetime.date.today().isoformat(),
+    }
+    explicit = {
+        "dtype": config.model.dtype != "auto",
+        "attention": config.model.attention != "auto",
+        "layout": config.generation.layout != "auto",
+        "date": False,
+    }
+    if ledger is None:
+        return found
+    return {name: value if explicit[name] else ledger.resolve(name, value) for name, value in found.items()}
+
+
+def _shared_identity(config: Config, backend: Backend, resolved: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+    """The part of a task's identity that all tasks of a configuration share."""
+    return {
+        "model": dict(backend.identity()),
+        "quantization": config.model.quantization,
+        "dtype": resolved["dtype"],
+        "attention": resolved["attention"],
+        "template_options": config.model.template_options,
+        "context_tokens": plan.context_tokens,
+        "layout": resolved["layout"],
+        "date": resolved["date"],
+        "sampling": None if config.generation.sampling is None else config.generation.sampling.model_dump(mode="json"),
+        "prompt_format": PROMPT_FORMAT,
+    }
+
+
+def _setting(config: Config, backend: Backend, resolved: Mapping[str, Any], plan: Plan) -> Setting:
+    tokenizer = backend.tokenizer()
+    frames = FrameBuilder(tokenizer, resolved["layout"], config.model.template_options, resolved["date"])
+    chosen = config.generation.sampling
+    sampling = None if chosen is None else Sampling(chosen.temperature, chosen.top_p, chosen.top_k, chosen.seed)
+    return Setting(tokenizer, frames, plan.context_tokens, sampling)
+
+
+def _kinds(config: Config) -> str:
+    return ", ".join(f"{task.name} ({task.kind})" for task in config.tasks)

@@ -1,0 +1,318 @@
+"""The night, from top to bottom: read the inputs, ask the model about each document, record every answer, report.
+
+The story of a document: it is read and entered in the ledger; its attempt is marked; its task asks questions, which the worker
+answers in batches; what the task makes of them is recorded, and only then counts. Whatever ends this process, the same
+command goes on from what is recorded.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pipeline.backends import open_backend
+from pipeline.config import Config
+from pipeline.errors import EXIT_DONE, EXIT_SOME_FAILED, OvernightError, SourceError, StoppedEarly, WorkerDied
+from pipeline.crew import Crew
+from pipeline.flight import Flight, Pace, WorkId
+from pipeline.preparation import Preparation, prepare
+from pipeline.records import Document, Failure, Outcome, Progress, Reject
+from pipeline.report import write_report
+from pipeline.run_directory import RunDirectory
+from pipeline.sources import read_source
+from pipeline.stopping import StopSignal
+from pipeline.stores.ledger import Ledger, Status
+from pipeline.tasks import Task
+from pipeline.versions import stack_versions
+
+_log = logging.getLogger(__name__)
+_Item = TypeVar("_Item")
+
+Observer = Callable[[Progress], None]
+_BLOCK_DOCUMENTS = 256
+_POLL_SECONDS = 0.2
+# Works under way for each row of a batch: enough to sort by length, few enough to hold their texts in memory.
+_WORKS_PER_ROW = 4
+_WINDOW_CHARACTERS = 64_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """How a run ended. ``reason`` is "done", "some failed", or why it stopped early (a signal, the deadline, a full disk)."""
+
+    exit_code: int
+    reason: str
+    directory: Path
+    status: Status
+    report: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """One task's work on one document, to be done in this run. ``crashes`` counts workers that died of it or beside it."""
+
+    task: Task
+    document: Document
+    attempts: int = 0
+    crashes: int = 0
+
+    @property
+    def id(self) -> WorkId:
+        """(task name, work key)."""
+        return self.task.job.name, self.task.job.key(self.document)
+
+
+def run(
+    config: Config,
+    *,
+    limit: int | None = None,
+    fork: bool = False,
+    kinds: Collection[str] | None = None,
+    observer: Observer = lambda progress: None,
+    stop: StopSignal | None = None,
+) -> RunResult:
+    """Do what is left to do in the configuration's run directory.
+
+    ``limit`` reads only the first so many documents; ``kinds`` runs only tasks of these kinds; ``fork`` starts changed tasks beside
+    the old ones. Raises AlreadyRunning, UsageError and its kinds, LedgerError; a stop wished for is a result, not an error.
+    """
+    stop = stop or StopSignal()
+    directory = RunDirectory(config.run.directory)
+    with directory.locked(), directory.logging(), stop.watch_deadline(config.run.deadline), Ledger.open(directory.ledger, write=True) as ledger:
+        night = Night(config, directory, ledger, observer, stop)
+        return night.through(limit, fork, kinds)
+
+
+class Night:
+    """One run over one run directory."""
+
+    def __init__(self, config: Config, directory: RunDirectory, ledger: Ledger, observer: Observer, stop: StopSignal) -> None:
+        self._config = config
+        self._directory = directory
+        self._ledger = ledger
+        self._observer = observer
+        self._stop = stop
+        self._under_way: dict[WorkId, Pending] = {}
+        self._total = self._done = self._failed = 0
+
+    def through(self, limit: int | None, fork: bool, kinds: Collection[str] | None) -> RunResult:
+        """Read, work, report; whatever happens, the ledger says how the run ended."""
+        self._prepared = prepare(self._config, open_backend(self._config), self._ledger, kinds)
+        self._ledger.accept_tasks([task.job for task in self._prepared.tasks], fork=fork)
+        self._run = self._ledger.begin_run(self._facts())
+        self._crew = Crew(self._config, self._prepared.plan, self._directory, self._say_loading, self._note_loaded, self._stop.check)
+        exit_code, reason = 1, "fault"
+        try:
+            self._read(limit)
+            self._work(limit)
+            exit_code, reason = self._verdict()
+        except StoppedEarly as stopped:
+            exit_code, reason = stopped.exit_code, str(stopped)
+        except OvernightError as error:
+            exit_code, reason = error.exit_code, str(error)
+            raise
+        finally:
+            self._crew.dismiss(at_once=exit_code not in (EXIT_DONE, EXIT_SOME_FAILED))
+            self._ledger.end_run(self._run, exit_code, reason)
+            self._tell(Progress("reporting"))
+            write_report(self._ledger, self._directory.path)
+            shutil.rmtree(self._directory.offload, ignore_errors=True)
+        return RunResult(exit_code, reason, self._directory.path, self._ledger.status(), self._directory.report)
+
+    # ── reading ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _read(self, limit: int | None) -> None:
+        """Enter every input in the ledger before the model is asked anything: counts, rejects and repeats are known from the start."""
+        self._tell(Progress("reading", message="reading the inputs"))
+        inventory = self._ledger.start_inventory(self._run)
+        rejected = documents = 0
+        for block in _blocks(self._source(limit), _BLOCK_DOCUMENTS):
+            self._stop.check()
+            rejects = [item for item in block if isinstance(item, Reject)]
+            inventory.see([item for item in block if isinstance(item, Document)])
+            inventory.reject(rejects)
+            rejected += len(rejects)
+            documents += len(block) - len(rejects)
+            if rejected > self._config.source.max_rejects:
+                raise SourceError(
+                    f"{rejected:,} rows were rejected, more than source.max_rejects = {self._config.source.max_rejects:,}; the last: "
+                    f"{rejects[-1].origin.file}, line {rejects[-1].origin.line}: {rejects[-1].reason}. All are in {self._directory.rejects}"
+                )
+            self._tell(Progress("reading", message=f"{documents:,} documents read, {rejected:,} rows rejected"))
+        inventory.finish(complete=limit is None)
+
+    def _source(self, limit: int | None) -> Iterator[Document | Reject]:
+        fields = sorted({name for task in self._prepared.tasks for name in task.job.fields})
+        return _first_documents(read_source(self._config.source, fields), limit)
+
+    # ── working ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _work(self, limit: int | None) -> None:
+        """All pending works, those that were beside a dead worker before last and alone."""
+        total = sum(self._ledger.pending_count(task.job.name) for task in self._prepared.tasks)
+        if not total:
+            return
+        self._total = total
+        self._pace = Pace(sum(self._ledger.pending_characters(task.job.name) for task in self._prepared.tasks))
+        suspects: list[Pending] = []
+        self._through(self._pending(limit, suspects))
+        for suspect in suspects:
+            self._through(iter([suspect]))
+
+    def _pending(self, limit: int | None, suspects: list[Pending]) -> Iterator[Pending]:
+        """The works the ledger calls pending, in reading order; those with crashes behind them are put into ``suspects``."""
+        documents = (item for item in self._source(limit) if isinstance(item, Document))
+        for block in _blocks(documents, _BLOCK_DOCUMENTS):
+            for task in self._prepared.tasks:
+                keyed = {task.job.key(document): document for document in block}
+                for key, pending in self._ledger.pending(task.job.name, list(keyed)).items():
+                    work = Pending(task, keyed[key], pending.attempts, pending.crashes)
+                    if work.crashes:
+                        suspects.append(work)
+                    else:
+                        yield work
+
+    def _through(self, works: Iterator[Pending]) -> None:
+        """See all of ``works`` landed. When the worker dies, those it was computing are looked at apart, the others go on."""
+        while True:
+            flight = Flight(per_work=self._prepared.plan.max_batch_rows)
+            try:
+                self._stream(works, flight)
+                return
+            except WorkerDied as death:
+                works = itertools.chain(self._after_death(flight, death), works)
+
+    def _stream(self, works: Iterator[Pending], flight: Flight) -> None:
+        """The main loop: keep the worker supplied, record what lands."""
+        rows = self._prepared.plan.max_batch_rows
+        exhausted = False
+        while True:
+            self._stop_if_wished(flight)
+            while not exhausted and flight.steps_open < rows * _WORKS_PER_ROW and self._characters() < _WINDOW_CHARACTERS:
+                group = list(itertools.islice(works, rows))
+                exhausted = len(group) < rows
+                self._begin(group, flight)
+            self._record(flight)
+            if not len(flight):
+                if exhausted:
+                    return
+                continue
+            worker = self._crew.worker()
+            worker.admit(flight.requests())
+            replies = flight.receive(worker.collect(_POLL_SECONDS))
+            self._ledger.record_replies(self._run, [(reply.work, reply.step, reply.generation) for reply in replies])
+            worker.release(flight.cancelled())
+
+    def _begin(self, group: Sequence[Pending], flight: Flight) -> None:
+        """Mark the attempts, durably, then start the documents; what an earlier attempt was answered is not asked again."""
+        fresh = list({work.id: work for work in group if work.id not in flight}.values())
+        self._ledger.mark(self._run, [work.id for work in fresh])
+        for work in fresh:
+            self._under_way[work.id] = work
+            recorded = self._ledger.replies(*work.id) if work.attempts else {}
+            flight.begin(work.task, work.document, work.attempts + 1, recorded)
+
+    def _record(self, flight: Flight) -> None:
+        """One transaction for all documents that landed: from here on they are done."""
+        outcomes = flight.landed()
+        if not outcomes:
+            return
+        self._ledger.finish(self._run, outcomes)
+        for outcome in outcomes:
+            work = self._under_way.pop((outcome.task, outcome.key))
+            answer = outcome.answer
+            self._pace.landed(len(work.document.text), answer.tokens_in + answer.tokens_out if answer else 0)
+            self._failed += outcome.state != "done"
+        self._done += len(outcomes)
+        self._tell(Progress("working", self._done, self._failed, self._total, self._pace.tokens_per_second, self._pace.eta_seconds))
+
+    def _characters(self) -> int:
+        return sum(len(work.document.text) for work in self._under_way.values())
+
+    # ── when the worker dies ───────────────────────────────────────────────────────────────────────────────────────
+
+    def _after_death(self, flight: Flight, death: WorkerDied) -> Iterator[Pending]:
+        """Look at the suspects in ever smaller groups, quarantine the guilty one, and give back the works that were merely beside it."""
+        _log.warning("%s", death)
+        suspected = set(flight.suspects(self._crew.computing))
+        self._crew.dismiss(at_once=True)
+        works, self._under_way = self._under_way, {}
+        guilty = [works[work_id] for work_id in suspected]
+        self._ledger.drop(self._run, [work.id for work in guilty], "crashed", str(death))
+        self._ledger.drop(self._run, [work_id for work_id in works if work_id not in suspected], "interrupted", "the worker died of another document")
+        self._examine([Pending(work.task, work.document, work.attempts + 1, work.crashes + 1) for work in guilty], death)
+        return iter([Pending(work.task, work.document, work.attempts + 1, work.crashes) for work_id, work in works.items() if work_id not in suspected])
+
+    def _examine(self, suspects: list[Pending], death: WorkerDied) -> None:
+        if len(suspects) == 1 and suspects[0].crashes >= self._config.run.max_attempts:
+            self._quarantine(suspects[0], death)
+        elif len(suspects) == 1:
+            self._through(iter(suspects))
+        else:
+            half = (len(suspects) + 1) // 2
+            for group in (suspects[:half], suspects[half:]):
+                self._through(iter(group))
+
+    def _quarantine(self, work: Pending, death: WorkerDied) -> None:
+        message = f"the worker died {work.crashes} times with this document, the last time alone: {death}"
+        self._ledger.mark(self._run, [work.id])
+        task, key = work.id
+        self._ledger.finish(self._run, [Outcome(task, key, "quarantined", failure=Failure("worker_died", message, work.crashes))])
+        self._done, self._failed = self._done + 1, self._failed + 1
+
+    # ── around it ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _stop_if_wished(self, flight: Flight) -> None:
+        if self._stop.requested is not None:
+            self._ledger.drop(self._run, list(self._under_way), "interrupted", self._stop.requested)
+            self._stop.check()
+
+    def _verdict(self) -> tuple[int, str]:
+        tasks = {task.job.name for task in self._prepared.tasks}
+        states = [counts for name, counts in self._ledger.status().tasks.items() if name in tasks]
+        if any(counts["pending"] or counts["running"] for counts in states):
+            raise OvernightError("some documents are still pending although the source was read to its end: it changed while the run was going. Run again")
+        if any(counts["failed"] or counts["quarantined"] for counts in states):
+            return EXIT_SOME_FAILED, "some failed"
+        return EXIT_DONE, "done"
+
+    def _facts(self) -> dict[str, object]:
+        plan = self._prepared.plan
+        return {
+            "pid": os.getpid(), "command": sys.argv, "config": self._config.model_dump(mode="json"), "versions": stack_versions(),
+            "model": dict(self._prepared.identity["model"]), "notes": list(self._prepared.notes),
+            "plan": {name: getattr(plan, name) for name in plan.__dataclass_fields__},
+        }  # fmt: skip
+
+    def _note_loaded(self, facts: Mapping[str, Any]) -> None:
+        self._ledger.annotate_run(self._run, loaded=dict(facts))
+
+    def _say_loading(self, message: str) -> None:
+        self._tell(Progress("loading", self._done, self._failed, self._total, message=message))
+
+    def _tell(self, progress: Progress) -> None:
+        if progress.message:
+            _log.info("%s", progress.message)
+        self._observer(progress)
+
+
+def _first_documents(items: Iterable[Document | Reject], limit: int | None) -> Iterator[Document | Reject]:
+    documents = 0
+    for item in items:
+        if documents == limit:
+            return
+        documents += isinstance(item, Document)
+        yield item
+
+
+def _blocks(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
+    iterator = iter(items)
+    while block := list(itertools.islice(iterator, size)):
+        yield block

@@ -1,0 +1,169 @@
+"""The runner's side of the worker: start it, feed it, notice when it dies or hangs, end it."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from pipeline import errors
+from pipeline.config import Config
+from pipeline.errors import OvernightError, WorkerDied
+from pipeline.records import Generation, Plan, Request
+from pipeline.wire import pack_request, read_message, unpack_generation, write_message
+from pipeline.worker import pack_plan
+
+_GRACE_SECONDS = 5
+
+
+class WorkerProcess:
+    """A worker in a process of its own session, so that neither Ctrl-C nor a crash of the model reaches the runner."""
+
+    def __init__(self, config: Config, plan: Plan, offload_folder: Path, log: Path) -> None:
+        self.facts: Mapping[str, Any] = {}
+        self._stall_seconds = config.engine.stall_seconds
+        self._started: set[int] = set()
+        self._owed: set[int] = set()
+        self._last_sign = time.monotonic()
+        self._messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        with log.open("ab") as stderr:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "pipeline.worker"],
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True, env=_environment(plan),
+            )  # fmt: skip
+        threading.Thread(target=self._read, daemon=True).start()
+        order = {"config": config.model_dump(mode="json"), "plan": pack_plan(plan), "offload_folder": str(offload_folder)}
+        self._send(order)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int:
+        """Process id of the worker."""
+        return self._process.pid
+
+    @property
+    def started(self) -> Collection[int]:
+        """Requests that the worker said it was computing and has not answered."""
+        return self._started
+
+    def wait_loaded(self, say: Callable[[str], None], check: Callable[[], None]) -> None:
+        """Wait until the model is loaded; ``check`` is called often and may raise to give up. Raises WorkerDied or what the worker refused with."""
+        while True:
+            check()
+            message = self._next(0.2)
+            if message is None:
+                continue
+            if "says" in message:
+                say(message["says"])
+            if "refused" in message:
+                name, text = message["refused"]
+                kind = getattr(errors, name, OvernightError)
+                raise kind(text)
+            if "loaded" in message:
+                self.facts = message["loaded"]
+                self._last_sign = time.monotonic()
+                return
+
+    def admit(self, requests: Sequence[Request]) -> None:
+        """Hand over requests. Raises WorkerDied."""
+        if not requests:
+            return
+        if not self._owed:
+            self._last_sign = time.monotonic()  # it owed us nothing until now
+        self._owed.update(request.request_id for request in requests)
+        self._send({"admit": [pack_request(request) for request in requests]})
+
+    def release(self, request_ids: Sequence[int]) -> None:
+        """Tell the worker that nobody waits for these any more. Raises WorkerDied."""
+        if request_ids:
+            self._owed.difference_update(request_ids)
+            self._send({"release": list(request_ids)})
+
+    def collect(self, timeout_seconds: float) -> list[Generation]:
+        """What finished since the last call, waiting at most so long for something. Raises WorkerDied; a worker that owes answers and has been silent for
+        ``stall_seconds`` is killed and counts as dead."""
+        finished: list[Generation] = []
+        message = self._next(timeout_seconds)
+        while message is not None:
+            self._last_sign = time.monotonic()
+            self._started.update(message.get("started", ()))
+            finished += [unpack_generation(packed) for packed in message.get("replies", ())]
+            try:
+                message = self._next(0)
+            except WorkerDied:
+                if not finished:
+                    raise
+                break  # what it finished counts; the next call says that it died
+        for generation in finished:
+            self._owed.discard(generation.request_id)
+            self._started.discard(generation.request_id)
+        if not finished and self._owed and time.monotonic() - self._last_sign > self._stall_seconds:
+            self.kill()
+            raise WorkerDied(f"the worker made no progress for {self._stall_seconds:.0f} s and was stopped (engine.stall_seconds)")
+        return finished
+
+    def close(self) -> None:
+        """End the worker: close its input, and kill it if it lingers."""
+        if self._process.stdin and not self._process.stdin.closed:
+            try:
+                self._process.stdin.close()
+            except BrokenPipeError:
+                pass  # it died first
+        try:
+            self._process.wait(_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """End the worker now, with what it is doing."""
+        self._process.kill()
+        self._process.wait()
+
+    def _send(self, message: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        try:
+            write_message(self._process.stdin, message)
+        except (BrokenPipeError, ValueError):
+            raise WorkerDied(self._death()) from None
+
+    def _next(self, timeout_seconds: float) -> dict[str, Any] | None:
+        try:
+            message = self._messages.get(timeout=timeout_seconds) if timeout_seconds else self._messages.get_nowait()
+        except queue.Empty:
+            return None
+        if message is None:
+            self._messages.put(None)  # every later call finds the same end
+            raise WorkerDied(self._death())
+        return message
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as stream:
+            while (message := read_message(stream)) is not None:
+                self._messages.put(message)
+        self._messages.put(None)
+
+    def _death(self) -> str:
+        code = self._process.wait()
+        if code >= 0:
+            return f"the worker ended with exit code {code}; its last words are in worker.log"
+        name = signal.Signals(-code).name
+        hint = "; most likely the system ran out of memory" if name == "SIGKILL" else ""
+        return f"the worker was ended by {name}{hint}"
+
+
+def _environment(plan: Plan) -> dict[str, str]:
+    threads = str(plan.threads or os.cpu_count() or 1)
+    return {**os.environ, "OMP_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
