@@ -1,0 +1,191 @@
+"""The engine: a queue of requests, worked off batch by batch on one model under its plan, with a way out of every failure.
+
+Out of memory: the batch is halved, and the limit remembered for batches of that length; a request that does not fit alone is
+tried with smaller passes, then with the cache offloaded, then comes back as ``out_of_memory``. Any other exception: the rows of
+the batch are tried alone, and the one that raises again comes back as ``model_error``. Nothing is lost and nothing comes back empty.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+
+import torch
+
+from pipeline.batching import RowLimits, batch_columns, next_batch, row_tokens
+from pipeline.engine.forward import Forward
+from pipeline.engine.generate import NON_FINITE, Reply, Settings, generate
+from pipeline.engine.score import score
+from pipeline.errors import OutOfMemory
+from pipeline.records import Decode, Generation, Plan, Request, Score
+
+_NO_MEMORY_TEXTS = ("not enough memory", "defaultcpuallocator", "out of memory", "cannot allocate memory")
+_SMALLEST_CHUNK_TOKENS = 16
+_Error = tuple[str, str]
+
+
+class ModelEngine:
+    """Implements ``pipeline.engine.base.Engine`` over a loaded causal language model. One thread; the model is never moved."""
+
+    def __init__(self, model: torch.nn.Module, plan: Plan, *, end_ids: Sequence[int], pad_id: int) -> None:
+        self._forward = Forward(model)
+        self._plan = plan
+        self._end_ids = frozenset(end_ids)
+        self._settings = Settings(plan.prefill_chunk_tokens, plan.max_batch_rows, plan.batch_tokens, plan.placement, pad_id)
+        self._queue: dict[int, Request] = {}
+        self._alone: deque[Request] = deque()
+        self._refused: list[Generation] = []
+        self._limits = RowLimits()
+
+    def admit(self, requests: Sequence[Request]) -> None:
+        """Queue ``requests``; those that cannot be asked as they are come back as errors with the next step."""
+        for request in requests:
+            error = self._refusal(request)
+            if error is None:
+                self._queue[request.request_id] = request
+            else:
+                self._refused.append(_failed(request, error))
+
+    def step(self) -> Sequence[Generation]:
+        """Run the next batch to its end. May return nothing, when the batch failed and will be tried in smaller pieces."""
+        if self._refused:
+            refused, self._refused = self._refused, []
+            return refused
+        if self._alone:
+            return self._run_alone(self._alone.popleft())
+        batch = next_batch(self._queue.values(), self._plan, row_limit=self._limits.rows, equal_lengths=self._forward.equal_lengths)
+        for request in batch:
+            del self._queue[request.request_id]
+        if len(batch) == 1:
+            return self._run_alone(batch[0])
+        return self._run_together(batch) if batch else ()
+
+    def release(self, request_ids: Collection[int]) -> None:
+        """Forget queued requests; unknown ids are fine."""
+        gone = set(request_ids)
+        for request_id in gone:
+            self._queue.pop(request_id, None)
+        self._alone = deque(request for request in self._alone if request.request_id not in gone)
+        self._refused = [generation for generation in self._refused if generation.request_id not in gone]
+
+    @property
+    def idle(self) -> bool:
+        """True when nothing is queued."""
+        return not (self._queue or self._alone or self._refused)
+
+    def _run_together(self, batch: Sequence[Request]) -> Sequence[Generation]:
+        outcome = self._attempt(batch, self._settings)
+        if isinstance(outcome, OutOfMemory):
+            _free_memory()
+            self._limits.learn(batch_columns(batch), len(batch) // 2)
+            self._queue.update((request.request_id, request) for request in batch)
+            return ()
+        if isinstance(outcome, Exception):
+            self._alone.extend(batch)
+            return ()
+        # Numbers that broke in company may hold alone: half precision at the edge of its range.
+        again = {generation.request_id for generation in outcome if generation.error == NON_FINITE}
+        self._alone.extend(request for request in batch if request.request_id in again)
+        return [generation for generation in outcome if generation.request_id not in again]
+
+    def _run_alone(self, request: Request) -> Sequence[Generation]:
+        error: Exception | None = None
+        for settings in self._ever_smaller():
+            outcome = self._attempt([request], settings)
+            if not isinstance(outcome, Exception):
+                return outcome
+            error = outcome
+            if not isinstance(error, OutOfMemory):
+                return [_failed(request, ("model_error", f"The model raised {type(error).__name__} on this prompt: {error}"))]
+            _free_memory()
+        message = (
+            f"The prompt of {len(request.ids)} tokens ran out of memory alone, with the smallest passes and with its cache offloaded "
+            f"({error}); lower model.context_tokens, or raise model.max_memory."
+        )
+        return [_failed(request, ("out_of_memory", message))]
+
+    def _ever_smaller(self) -> Iterable[Settings]:
+        """Ways to run one request, each with less memory than the one before."""
+        small = max(_SMALLEST_CHUNK_TOKENS, self._settings.prefill_chunk_tokens // 4)
+        yield self._settings
+        yield replace(self._settings, prefill_chunk_tokens=small, score_rows=1)
+        yield replace(self._settings, prefill_chunk_tokens=small, score_rows=1, placement="offloaded")
+
+    def _attempt(self, batch: Sequence[Request], settings: Settings) -> Sequence[Generation] | Exception:
+        """Run ``batch``; an exception of the model is returned without the frames that hold its tensors."""
+        started = time.perf_counter()
+        try:
+            replies = self._replies(batch, settings)
+        except Exception as error:
+            failure = _as_ours(error)
+            if failure is None:
+                raise  # the device itself is lost: nothing further can be computed in this process
+        else:
+            seconds = (time.perf_counter() - started) / len(batch)
+            return [
+                _generation(request, reply, settings.placement, len(batch), seconds) for request, reply in zip(batch, replies, strict=True)
+            ]
+        return failure
+
+    def _replies(self, batch: Sequence[Request], settings: Settings) -> Sequence[Reply | tuple[float, ...] | _Error]:
+        prompts = [request.ids for request in batch]
+        decodes = [request.ask for request in batch if isinstance(request.ask, Decode)]
+        scores = [request.ask for request in batch if isinstance(request.ask, Score)]
+        if decodes:
+            return generate(self._forward, prompts, decodes, self._end_ids, settings)
+        return score(self._forward, prompts, scores, settings)
+
+    def _refusal(self, request: Request) -> _Error | None:
+        """Why ``request`` cannot be asked, or None."""
+        if row_tokens(request) > self._plan.context_tokens:
+            return "too_long", (
+                f"The prompt of {len(request.ids)} tokens and {row_tokens(request) - len(request.ids)} new ones exceed the context of "
+                f"{self._plan.context_tokens} tokens; split the document or lower max_output_tokens."
+            )
+        ask = request.ask
+        parts = (request.ids,) if isinstance(ask, Decode) else (request.ids, *ask.continuations)
+        if not all(parts) or len(parts) == 1 and not isinstance(ask, Decode) or isinstance(ask, Decode) and ask.max_new_tokens < 1:
+            return "empty_request", "The prompt, or what is asked of it, has no tokens."
+        limit = self._forward.vocabulary_tokens
+        wrong = next((token for part in parts for token in part if not 0 <= token < limit), None)
+        if wrong is not None:
+            return "unknown_token", f"Token id {wrong} is outside the model's vocabulary of {limit}; tokenizer and model do not belong together."
+        return None
+
+
+def _as_ours(error: Exception) -> Exception | None:
+    """``error`` as OutOfMemory where it is that, else itself; without its traceback. None when the device is lost."""
+    text = str(error)
+    no_memory = isinstance(error, MemoryError | torch.OutOfMemoryError | OutOfMemory) or (
+        isinstance(error, RuntimeError) and any(mark in text.lower() for mark in _NO_MEMORY_TEXTS)
+    )
+    if no_memory:
+        return OutOfMemory(text.strip().splitlines()[0] if text.strip() else type(error).__name__)
+    if isinstance(error, torch.AcceleratorError):
+        return None
+    error.__context__ = error.__cause__ = None
+    return error.with_traceback(None)
+
+
+def _free_memory() -> None:
+    """Give back what the failed attempt held. Call outside of any except block: frames of the exception hold tensors."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _generation(request: Request, reply: Reply | tuple[float, ...] | _Error, placement: str, rows: int, seconds: float) -> Generation:
+    """``seconds`` is the row's share of the batch's time."""
+    common = Generation(request.request_id, prompt_tokens=len(request.ids), seconds=seconds, batch_rows=rows, placement=placement)
+    if isinstance(reply, Reply):
+        return replace(common, token_ids=tuple(reply.token_ids), finish_reason=reply.finish_reason, error=reply.error)
+    if isinstance(reply[0], str):
+        return replace(common, finish_reason="error", error=(reply[0], str(reply[1])))
+    return replace(common, scores=tuple(float(value) for value in reply))
+
+
+def _failed(request: Request, error: _Error) -> Generation:
+    return Generation(request.request_id, finish_reason="error", prompt_tokens=len(request.ids), error=error)

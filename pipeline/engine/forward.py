@@ -1,0 +1,75 @@
+"""How a causal language model is called: which arguments its family takes, on which device, and what comes back."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from pipeline.engine.cache import AnyCache, needs_equal_lengths
+
+_CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")
+# Families without position ids that place tokens by the attention mask (ALiBi): padding on the left is fine for them.
+_POSITIONS_BY_MASK = frozenset({"bloom", "mpt"})
+
+
+class Forward:
+    """One model behind one signature. The model is already loaded and placed; it is never moved."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model: Any = model
+        self.config: Any = model.config
+        parameters = inspect.signature(type(model).forward).parameters
+        names = [name for name in _CACHE_ARGUMENTS if name in parameters]
+        if not names:
+            raise TypeError(f"{type(model).__name__} takes no cache: only decoder models that keep keys and values can be used")
+        self._cache_argument = names[0]
+        self._takes_positions = "position_ids" in parameters
+        self._keeps_few_logits = "logits_to_keep" in parameters
+        placed = self._takes_positions or getattr(self.config, "model_type", "") in _POSITIONS_BY_MASK
+        self.equal_lengths = needs_equal_lengths(self.config) or not placed
+
+    @property
+    def device(self) -> torch.device:
+        """The input embedding's device: where ids go, wherever the other layers are."""
+        embedding = self._model.get_input_embeddings()
+        hook = getattr(embedding, "_hf_hook", None)
+        execution_device = getattr(hook, "execution_device", None)
+        return torch.device(execution_device if execution_device is not None else embedding.weight.device)
+
+    @property
+    def vocabulary_tokens(self) -> int:
+        """Rows of the input embedding: ids at or above it cannot be looked up."""
+        return int(self._model.get_input_embeddings().weight.shape[0])
+
+    def __call__(self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: AnyCache, keep: int = 1) -> torch.Tensor:
+        """Logits (rows, keep, vocabulary) of the last ``keep`` columns; the cache grows by the columns of ``ids``.
+
+        ``ids`` and ``positions`` are (rows, columns), ``mask`` is (rows, cached + new columns) with 0 at padding.
+        """
+        arguments: dict[str, Any] = {"input_ids": ids, "attention_mask": mask, self._cache_argument: cache, "use_cache": True}
+        if self._takes_positions:
+            arguments["position_ids"] = positions
+        if self._keeps_few_logits:
+            arguments["logits_to_keep"] = keep
+        logits: torch.Tensor = self._model(**arguments).logits
+        return logits[:, -keep:]
+
+
+def left_padded(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(ids, mask, positions) of shape (rows, longest), padding on the left; positions count real tokens from 0."""
+    longest = max(len(row) for row in rows)
+    ids = torch.tensor([[pad_id] * (longest - len(row)) + list(row) for row in rows], dtype=torch.long)
+    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], dtype=torch.long)
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    return ids.to(device), mask.to(device), positions.to(device)
+
+
+def right_padded(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """(ids, mask) of shape (rows, longest), padding on the right."""
+    longest = max(len(row) for row in rows)
+    ids = torch.tensor([list(row) + [pad_id] * (longest - len(row)) for row in rows], dtype=torch.long)
+    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows], dtype=torch.long)
+    return ids.to(device), mask.to(device)
