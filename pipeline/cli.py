@@ -70,10 +70,11 @@ def plan(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = Fals
 
     from pipeline.backends import open_backend
     from pipeline.config import load_config
-    from pipeline.preparation import prepare
+    from pipeline.preparation import prepare, resolve
 
     settings = load_config(config, overrides or ())
-    prepared = prepare(settings, open_backend(settings), None)
+    backend = open_backend(settings)
+    prepared = prepare(settings, backend, resolve(settings, backend, {}))
     facts = {"plan": dataclasses.asdict(prepared.plan), "tasks": {task.job.name: task.job.fingerprint for task in prepared.tasks}, "notes": prepared.notes}
     lines = [*prepared.plan.reasons, f"batches of at most {prepared.plan.max_batch_rows} rows and {prepared.plan.batch_tokens:,} tokens", *prepared.notes]
     _print(facts if as_json else None, lines)

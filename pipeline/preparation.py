@@ -15,7 +15,6 @@ from pipeline.planner.plan import choose_layout, make_plan
 from pipeline.planner.shape import model_shape
 from pipeline.prompts import PROMPT_FORMAT, FrameBuilder
 from pipeline.records import Plan, Sampling
-from pipeline.stores.ledger import Ledger
 from pipeline.tasks import Setting, Task, build_task
 
 
@@ -29,9 +28,21 @@ class Preparation:
     notes: tuple[str, ...]
 
 
-def prepare(config: Config, backend: Backend, ledger: Ledger | None, kinds: Collection[str] | None = None) -> Preparation:
-    """Resolve, bind and plan. With a ledger, what ``auto`` meant when its run directory was made stays; without, nothing is kept."""
-    resolved = _resolve(config, backend, ledger)
+def resolve(config: Config, backend: Backend, kept: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``auto`` means: the configuration's word, else what the run directory has kept, else what fits this machine today."""
+    here = backend.resolve()
+    asked = {
+        "dtype": None if config.model.dtype == "auto" else config.model.dtype,
+        "attention": None if config.model.attention == "auto" else config.model.attention,
+        "layout": None if config.generation.layout == "auto" else config.generation.layout,
+        "date": None,
+    }
+    found = {"dtype": here["dtype"], "attention": here["attention"], "layout": choose_layout(), "date": datetime.date.today().isoformat()}
+    return {name: asked[name] or kept.get(name) or found[name] for name in asked}
+
+
+def prepare(config: Config, backend: Backend, resolved: Mapping[str, Any], kinds: Collection[str] | None = None) -> Preparation:
+    """Bind the tasks to the model and plan. Raises ConfigError or DoesNotFit."""
     plan = make_plan(config, model_shape(backend.model_config()), probe(), resolved)
     identity = _shared_identity(config, backend, resolved, plan)
     wanted = [task for task in config.tasks if kinds is None or task.kind in kinds]
@@ -41,25 +52,6 @@ def prepare(config: Config, backend: Backend, ledger: Ledger | None, kinds: Coll
     tasks = tuple(build_task(task, setting, identity) for task in wanted)
     notes = tuple(dict.fromkeys(note for task in tasks for note in task.notes))
     return Preparation(tasks, plan, identity, notes)
-
-
-def _resolve(config: Config, backend: Backend, ledger: Ledger | None) -> dict[str, Any]:
-    here = backend.resolve()
-    found = {
-        "dtype": here["dtype"] if config.model.dtype == "auto" else config.model.dtype,
-        "attention": here["attention"] if config.model.attention == "auto" else config.model.attention,
-        "layout": choose_layout(config),
-        "date": datetime.date.today().isoformat(),
-    }
-    explicit = {
-        "dtype": config.model.dtype != "auto",
-        "attention": config.model.attention != "auto",
-        "layout": config.generation.layout != "auto",
-        "date": False,
-    }
-    if ledger is None:
-        return found
-    return {name: value if explicit[name] else ledger.resolve(name, value) for name, value in found.items()}
 
 
 def _shared_identity(config: Config, backend: Backend, resolved: Mapping[str, Any], plan: Plan) -> dict[str, Any]:

@@ -169,13 +169,15 @@ class FrameBuilder:
         if found and found_user:
             return _Template(head, middle, tail)
         plain = self._template(False)
-        return plain._replace(notes=(*plain.notes, "the template has no system role: folded into the user turn"))
+        return plain if plain.tail is None else plain._replace(notes=(*plain.notes, "the template has no system role: folded into the user turn"))
 
 
 def fits(tokenizer: Tokenizer, text: str, room_tokens: int) -> tuple[int, ...] | None:
     """Ids of ``text`` when they are at most ``room_tokens``, else None. Never encodes much more than it must."""
-    part = next(iter(split(tokenizer, text, room_tokens))) if room_tokens > 0 else None
-    return part.ids if part is not None and part.end == len(text) else None
+    if room_tokens <= 0:
+        return None
+    ids, _, window = _window(tokenizer, text, 0, room_tokens)
+    return tuple(ids) if len(ids) <= room_tokens and len(window) == len(text) else None
 
 
 def split(tokenizer: Tokenizer, text: str, part_tokens: int, overlap_tokens: int = 0) -> Iterator[Part]:
@@ -184,25 +186,33 @@ def split(tokenizer: Tokenizer, text: str, part_tokens: int, overlap_tokens: int
     The union of the parts' character spans is the whole text. Each part starts ``overlap_tokens`` before the last one's
     end. Lazy, and linear in the length of the text: only the window around the next cut is encoded.
     """
-    start = 0
+    start = reached = 0
     while True:
         part = _part_from(tokenizer, text, start, part_tokens)
+        if part.end <= reached < len(text):  # the overlap took all of its room
+            part = _part_from(tokenizer, text, reached, part_tokens)
         yield part
+        reached = part.end
         if part.end == len(text):
             return
         start = _overlapped(tokenizer, text, part, overlap_tokens)
 
 
-def _part_from(tokenizer: Tokenizer, text: str, start: int, part_tokens: int) -> Part:
-    width = part_tokens * _WINDOW_CHARACTERS_PER_TOKEN
+def _window(tokenizer: Tokenizer, text: str, start: int, tokens: int) -> tuple[list[int], list[tuple[int, int]], str]:
+    """Ids, offsets and text of a stretch from ``start`` that has more than ``tokens`` tokens, or reaches the end of the text."""
+    width = tokens * _WINDOW_CHARACTERS_PER_TOKEN
     while True:
         window = text[start : start + width]
         ids, offsets = tokenizer.encode_with_offsets(window)
-        if len(ids) > part_tokens:
-            break
-        if start + width >= len(text):
-            return Part(start, len(text), tuple(ids))
+        if len(ids) > tokens or start + width >= len(text):
+            return ids, offsets, window
         width *= 4  # long tokens: runs of spaces, dashes
+
+
+def _part_from(tokenizer: Tokenizer, text: str, start: int, part_tokens: int) -> Part:
+    ids, offsets, window = _window(tokenizer, text, start, part_tokens)
+    if len(ids) <= part_tokens:
+        return Part(start, len(text), tuple(ids))
     budget = part_tokens
     while True:
         cut = _best_cut(window, max(1, offsets[budget - 1][1]))

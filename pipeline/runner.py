@@ -22,7 +22,7 @@ from pipeline.config import Config
 from pipeline.errors import EXIT_DONE, EXIT_SOME_FAILED, OvernightError, SourceError, StoppedEarly, WorkerDied
 from pipeline.crew import Crew
 from pipeline.flight import Flight, Pace, WorkId
-from pipeline.preparation import Preparation, prepare
+from pipeline.preparation import Preparation, prepare, resolve
 from pipeline.records import Document, Failure, Outcome, Progress, Reject
 from pipeline.report import write_report
 from pipeline.run_directory import RunDirectory
@@ -104,7 +104,7 @@ class Night:
 
     def through(self, limit: int | None, fork: bool, kinds: Collection[str] | None) -> RunResult:
         """Read, work, report; whatever happens, the ledger says how the run ended."""
-        self._prepared = prepare(self._config, open_backend(self._config), self._ledger, kinds)
+        self._prepared = self._prepare(kinds)
         self._ledger.accept_tasks([task.job for task in self._prepared.tasks], fork=fork)
         self._run = self._ledger.begin_run(self._facts())
         self._crew = Crew(self._config, self._prepared.plan, self._directory, self._say_loading, self._note_loaded, self._stop.check)
@@ -125,6 +125,14 @@ class Night:
             write_report(self._ledger, self._directory.path)
             shutil.rmtree(self._directory.offload, ignore_errors=True)
         return RunResult(exit_code, reason, self._directory.path, self._ledger.status(), self._directory.report)
+
+    def _prepare(self, kinds: Collection[str] | None) -> Preparation:
+        """What ``auto`` meant when the run directory was made stays."""
+        backend = open_backend(self._config)
+        resolved = resolve(self._config, backend, self._ledger.resolved())
+        for name, value in resolved.items():
+            self._ledger.resolve(name, value)
+        return prepare(self._config, backend, resolved, kinds)
 
     # ── reading ────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -19,12 +19,12 @@ _CPU_CHUNK_TOKENS, _GPU_CHUNK_TOKENS = 512, 2048
 _KV_SHARE = 0.4
 
 
-def choose_layout(config: Config) -> Literal["instructions_first", "document_first"]:
+def choose_layout() -> Literal["instructions_first", "document_first"]:
     """What ``layout: auto`` means: instructions first, so that a task's prompts share their beginning.
 
     Document first pays when several tasks read one stored cache, and waits for the store.
     """
-    return "instructions_first" if config.generation.layout == "auto" else config.generation.layout
+    return "instructions_first"
 
 
 def make_plan(config: Config, shape: ModelShape, hardware: Hardware, resolved: Mapping[str, Any]) -> Plan:

@@ -1,0 +1,138 @@
+"""The configuration: what is refused, with its place; overrides; sizes."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.config import Config, LabelTask, load_config, parse_bytes, parse_config
+from pipeline.errors import ConfigError
+
+ROOT = Path(__file__).parent.parent
+MINIMAL: dict[str, Any] = {
+    "model": {"id": "m"},
+    "source": {"path": "a.jsonl"},
+    "tasks": [{"name": "s", "kind": "summarize"}, {"name": "t", "kind": "label", "labels": ["a", "b"]}],
+    "run": {"directory": "runs/x"},
+}
+
+
+def changed(**path_values: Any) -> dict[str, Any]:
+    raw = deepcopy(MINIMAL)
+    for dotted, value in path_values.items():
+        node: Any = raw
+        *path, last = dotted.split("__")
+        for part in path:
+            node = node[int(part) if part.isdigit() else part]
+        node[last] = value
+    return raw
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.name)
+def test_shipped_configurations_are_valid(path: Path) -> None:
+    assert load_config(path).tasks
+
+
+@pytest.mark.parametrize(
+    ("raw", "place", "words"),
+    [
+        (changed(model__idd="x"), "model.idd", "unknown key"),
+        (changed(model__quantization="int4"), "model.quantization", "nf4"),
+        (changed(model__context_tokens=3), "model.context_tokens", "128"),
+        (changed(tasks__1__labels=["A", "a"]), "tasks[1].labels", "only in case"),
+        (changed(tasks__1__labels=["a", "a"]), "tasks[1].labels", "twice"),
+        (changed(tasks__1__labels={True: None, "b": None}), "tasks[1].labels", "quotes"),
+        (changed(tasks__1__labels=["a"]), "tasks[1]", "nothing to choose"),
+        (changed(tasks__1__labels=[]), "tasks[1].labels", "at least one"),
+        (changed(tasks__1__labels=[" a", "b"]), "tasks[1].labels", "spaces"),
+        (changed(tasks__1__name="s"), "tasks", "two tasks"),
+        (changed(tasks__0__name="id"), "tasks[0].name", "taken"),
+        (changed(tasks__0__name="a b"), "tasks[0].name", "not a task name"),
+        (changed(tasks__0__kind="translate"), "tasks[0]", "translate"),
+        (changed(tasks__0__overlap_tokens=40, tasks__0__chunk_tokens=64), "tasks[0]", "half"),
+        (changed(run__deadline="7"), "run.deadline", "07:00"),
+        (changed(kv_cache={"store": {"quota": "9 XB"}}), "kv_cache.store.quota", "20GB"),
+        (changed(model__max_memory={"disk": "1GB"}), "model.max_memory", "neither"),
+        (changed(tasks=[]), "tasks", "at least 1"),
+    ],
+)
+def test_faults_are_named_with_their_place(raw: dict[str, Any], place: str, words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(raw)
+    assert place in str(caught.value)
+    assert words in str(caught.value)
+
+
+def test_all_faults_are_listed_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(changed(model__x=1, run__y=2))
+    assert "model.x" in str(caught.value)
+    assert "run.y" in str(caught.value)
+
+
+def write(tmp_path: Path, raw: object) -> Path:
+    path = tmp_path / "config.yaml"
+    path.write_text(raw if isinstance(raw, str) else yaml.safe_dump(raw), encoding="utf-8")
+    return path
+
+
+def test_overrides_reach_keys_lists_and_tasks_by_name(tmp_path: Path) -> None:
+    path = write(tmp_path, MINIMAL)
+    config = load_config(path, ["model.context_tokens=512", "tasks.t.abstain_below=0.5", "tasks.0.max_output_tokens=9", "kv_cache.store.quota=1GiB"])
+    assert config.model.context_tokens == 512
+    label = config.tasks[1]
+    assert isinstance(label, LabelTask)
+    assert label.abstain_below == 0.5
+    assert config.tasks[0].max_output_tokens == 9  # type: ignore[union-attr]  # the first task summarizes
+    assert config.kv_cache.store.quota == 2**30
+
+
+@pytest.mark.parametrize("override", ["model", "=1", "tasks.nobody.name=x", "model.id.deep=1", "model.id=[", "tasks.9=1", "tasks.nobody=1"])
+def test_wrong_overrides_are_sentences(tmp_path: Path, override: str) -> None:
+    with pytest.raises(ConfigError, match=r"--set"):
+        load_config(write(tmp_path, MINIMAL), [override])
+
+
+@pytest.mark.parametrize("text", ["", "[1, 2]", "a: [", "a: !!python/object:os.system {}", "\x00", "- " * 3000 + "x", "just words"])
+def test_what_is_not_a_configuration_is_a_sentence(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError):
+        load_config(write(tmp_path, text))
+
+
+def test_missing_file_and_folder_are_sentences(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no configuration file"):
+        load_config(tmp_path / "none.yaml")
+    with pytest.raises(ConfigError, match="folder"):
+        load_config(tmp_path)
+
+
+def test_a_configuration_survives_its_json() -> None:
+    config = parse_config(MINIMAL)
+    assert parse_config(config.model_dump(mode="json")) == config
+
+
+def test_labels_keep_their_order() -> None:
+    config = parse_config(changed(tasks__1__labels=["z", "a", "m"]))
+    assert isinstance(config, Config)
+    assert list(config.tasks[1].labels) == ["z", "a", "m"]  # type: ignore[union-attr]  # the second task labels
+
+
+@given(st.integers(0, 10**6), st.sampled_from(["", "B", "kB", "MB", "GB", "KiB", "MiB", "GiB"]))
+def test_sizes(number: int, unit: str) -> None:
+    scale = {"": 1, "B": 1, "kB": 1000, "MB": 10**6, "GB": 10**9, "KiB": 1024, "MiB": 2**20, "GiB": 2**30}[unit]
+    assert parse_bytes(f"{number}{unit}") == number * scale
+    assert parse_bytes(f" {number} {unit} ") == number * scale
+
+
+@given(st.recursive(st.none() | st.booleans() | st.floats() | st.text(max_size=8), lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["model", "id", "tasks", "run", "source", "path", "kind", "labels", "name", "directory"]), inner, max_size=4), max_leaves=20))  # fmt: skip
+def test_any_mapping_is_a_configuration_or_a_sentence(raw: object) -> None:
+    try:
+        parse_config(raw if isinstance(raw, dict) else {"model": raw})
+    except ConfigError as error:
+        assert "not valid" in str(error)
