@@ -98,7 +98,7 @@ class Flight:
             work_id, index = self._asked.pop(generation.request_id)
             work = self._works[work_id]
             work.out -= 1
-            work.compute_seconds += generation.seconds / max(1, generation.batch_rows)
+            work.compute_seconds += generation.seconds
             work.largest_batch = max(work.largest_batch, generation.batch_rows)
             work.placement = generation.placement
             step = work.steps[index]

@@ -136,7 +136,8 @@ class Generation:
     """What the engine gives back for one request.
 
     ``token_ids`` are the decoded tokens without the end token; ``scores`` the natural-log probabilities of a Score's
-    continuations, in their order. ``error`` is (kind, message) when there is no answer.
+    continuations, in their order. ``seconds`` is the request's share of its batch's time. ``error`` is (kind, message) when
+    there is no answer.
     """
 
     request_id: int

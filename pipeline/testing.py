@@ -126,7 +126,7 @@ class ScriptedEngine:
         started = time.monotonic()
         time.sleep(self._script.get("seconds", 0) * len(batch))
         replies = [self._answer(request) for request in batch]
-        seconds = time.monotonic() - started
+        seconds = (time.monotonic() - started) / max(1, len(batch))
         return [self._stamped(reply, request, seconds, len(batch)) for reply, request in zip(replies, batch, strict=True)]
 
     def _answer(self, request: Request) -> Generation:

@@ -32,7 +32,7 @@ class Summarize:
         identity = {**shared, "task": definition(config), "instructions": config.instructions or DEFAULT_INSTRUCTIONS}
         self.job = TaskJob(config.name, "summarize", identity, self._instructions.fields)
         self._frames: dict[str, Frame] = {}
-        self.notes = self._frame("{instructions}", DEFAULT_INSTRUCTIONS).notes
+        self.notes = self._build("{instructions}", "").notes
 
     def work(self, document: Document) -> Work:
         """Steps ``whole``; or ``map/i`` and ``reduce/level/i``; or ``refine/i``."""

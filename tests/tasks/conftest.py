@@ -1,0 +1,60 @@
+"""Tasks are driven by the scripted engine: real prompts, real splitting, answers that depend only on the prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pipeline.config import LabelTask, SummarizeTask
+from pipeline.errors import DocumentFailed
+from pipeline.prompts import FrameBuilder
+from pipeline.records import Answer, Document, Generation, Origin, Plan, Request, Step
+from pipeline.tasks import Setting, Task, build_task
+from pipeline.testing import ByteTokenizer, ScriptedEngine
+
+PLAN = Plan("float32", "none", "device", "instructions_first", 4096, 8, 100_000, 512, 4)
+
+
+class Driver:
+    """Runs a task on a text and keeps what was asked. ``reply`` may replace the scripted engine's answer to a step."""
+
+    def __init__(self, task: Task, reply: Callable[[Step], Generation | None]) -> None:
+        self.task = task
+        self.asked: list[Step] = []
+        self._reply = reply
+        self._engine = ScriptedEngine(PLAN, {})
+
+    def answer(self, text: str, **fields: Any) -> Answer:
+        work = self.task.work(Document("d", text, Origin("f", 1), fields))
+        replies: list[Generation] | None = None
+        while True:
+            try:
+                steps = next(work) if replies is None else work.send(replies)
+            except StopIteration as end:
+                answer: Answer = end.value
+                return answer
+            self.asked += steps
+            replies = [self._reply(step) or self._scripted(step) for step in steps]
+
+    def _scripted(self, step: Step) -> Generation:
+        self._engine.admit([Request(1, step.prompt.ids, step.ask)])
+        return self._engine.step()[0]
+
+    def failure(self, text: str, **fields: Any) -> DocumentFailed:
+        with pytest.raises(DocumentFailed) as caught:
+            self.answer(text, **fields)
+        return caught.value
+
+
+@pytest.fixture
+def drive() -> Callable[..., Driver]:
+    """``drive(kind=..., context_tokens=..., reply=..., **task keys)`` gives a Driver."""
+
+    def make(context_tokens: int = 600, reply: Callable[[Step], Generation | None] = lambda step: None, **keys: Any) -> Driver:
+        kind = LabelTask if keys["kind"] == "label" else SummarizeTask
+        setting = Setting(ByteTokenizer(), FrameBuilder(ByteTokenizer(), "instructions_first", {}, "2026-01-31"), context_tokens)
+        return Driver(build_task(kind.model_validate({"name": "t", **keys}), setting, {}), reply)
+
+    return make

@@ -1,0 +1,146 @@
+"""Summaries: whole, in parts, refined, refused or cut: the whole text is read, or the answer says what was not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.config import SummarizeTask
+from pipeline.errors import ConfigError
+from pipeline.prompts import FrameBuilder
+from pipeline.records import Generation, Step
+from pipeline.tasks import Setting, build_task
+from pipeline.testing import ByteTokenizer
+from tests.tasks.conftest import Driver
+
+SENTENCE = "The ferry left the northern harbour at six in the morning. "
+
+
+def says(text: str) -> Callable[[Step], Generation]:
+    return lambda step: Generation(1, tuple(text.encode()))
+
+
+def test_a_short_document_is_one_question(drive: Callable[..., Driver]) -> None:
+    driver = drive(kind="summarize", instructions="Sum up, as told.", max_output_tokens=64)
+    answer = driver.answer("A short text.")
+    assert "Sum up, as told." in ByteTokenizer().decode(driver.asked[0].prompt.ids)
+    assert [step.name for step in driver.asked] == ["whole"]
+    assert "A short text." in ByteTokenizer().decode(driver.asked[0].prompt.ids)
+    assert isinstance(answer.value, str)
+    assert answer.value.startswith("summary ")
+    assert answer.parts == 1
+
+
+@given(st.integers(1, 120), st.integers(500, 900))
+@settings(max_examples=25, deadline=None)
+def test_map_reduce_reads_everything_and_ends(sentences: int, context_tokens: int) -> None:
+    text = "".join(f"{number}. {SENTENCE}" for number in range(sentences))
+    setting = Setting(ByteTokenizer(), FrameBuilder(ByteTokenizer(), "instructions_first", {}, "2026-01-31"), context_tokens)
+    config = SummarizeTask(name="t", kind="summarize", instructions="Sum up.", max_output_tokens=60)
+    driver = Driver(build_task(config, setting, {}), lambda step: None)
+    answer = driver.answer(text)
+    spans = sorted(step.span for step in driver.asked if step.span)
+    assert spans[0][0] == 0
+    assert spans[-1][1] == len(text)
+    assert all(before[1] >= after[0] for before, after in zip(spans, spans[1:], strict=False))
+    assert all(len(step.prompt.ids) + step.ask.max_new_tokens <= context_tokens for step in driver.asked)  # type: ignore[union-attr]  # all decode
+    assert answer.parts == len(spans)
+
+
+def test_the_reduction_is_hierarchical_where_one_prompt_cannot_hold_all(drive: Callable[..., Driver]) -> None:
+    driver = drive(kind="summarize", instructions="Sum up.", max_output_tokens=60)
+    driver.answer("".join(f"{number}. {SENTENCE}" for number in range(100)))
+    levels = {step.name.split("/")[1] for step in driver.asked if step.name.startswith("reduce/")}
+    assert len(levels) >= 2
+
+
+def test_refine_carries_one_summary_through_the_parts(drive: Callable[..., Driver]) -> None:
+    driver = drive(kind="summarize", long_documents="refine", instructions="Sum up.", max_output_tokens=60, context_tokens=700,
+                   reply=lambda step: Generation(1, f"after {step.name} {{braces}}".encode()))  # fmt: skip
+    answer = driver.answer("".join(f"{number}. {SENTENCE}" for number in range(20)))
+    assert len(driver.asked) > 2
+    for before, step in zip(driver.asked, driver.asked[1:], strict=False):
+        assert f"after {before.name} {{braces}}" in ByteTokenizer().decode(step.prompt.ids)
+        assert len(step.prompt.ids) + 60 <= 700
+    assert answer.value == f"after {driver.asked[-1].name} {{braces}}"
+
+
+def test_fail_and_truncate_say_the_numbers(drive: Callable[..., Driver]) -> None:
+    text = SENTENCE * 30
+    failure = drive(kind="summarize", long_documents="fail").failure(text)
+    assert failure.kind == "too_long"
+    assert f"{len(text):,} tokens" in str(failure)
+    driver = drive(kind="summarize", long_documents="truncate", instructions="Sum up.")
+    answer = driver.answer(text)
+    assert answer.tokens_in + answer.tokens_dropped == len(text)
+    assert answer.tokens_dropped > 0
+    assert driver.asked[0].prompt.ids[-2:] == (256, 260)  # the marker is never what is cut
+
+
+def test_too_many_parts_fail_with_the_limit(drive: Callable[..., Driver]) -> None:
+    failure = drive(kind="summarize", instructions="Sum up.", max_output_tokens=60, max_parts=3).failure(SENTENCE * 200)
+    assert failure.kind == "too_long"
+    assert "max_parts = 3" in str(failure)
+
+
+def test_instructions_that_leave_no_room_fail(drive: Callable[..., Driver]) -> None:
+    failure = drive(kind="summarize", instructions="x" * 500).failure("A text.")
+    assert failure.kind == "too_long"
+    assert "leave" in str(failure)
+
+
+@pytest.mark.parametrize("written", ["", "  \n", "<think>much thought</think>  "])
+def test_nothing_written_is_a_failure(drive: Callable[..., Driver], written: str) -> None:
+    assert drive(kind="summarize", reply=says(written)).failure("A text.").kind == "empty_answer"
+
+
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [
+        ("<think>a</think>The answer.", "The answer."),
+        ("still thinking</think>\n\nThe answer.", "The answer."),
+        ("<think>a</think>b</think>The answer.", "The answer."),
+        ("<THINKING>a\nb</THINKING> The answer.", "The answer."),
+        ("The <b>answer</b> is 3 < 4.", "The <b>answer</b> is 3 < 4."),
+    ],
+)
+def test_reasoning_is_stripped(drive: Callable[..., Driver], written: str, kept: str) -> None:
+    assert drive(kind="summarize", reply=says(written)).answer("A text.").value == kept
+
+
+def test_unfinished_reasoning_is_incomplete(drive: Callable[..., Driver]) -> None:
+    assert drive(kind="summarize", reply=says("<think>and then")).failure("A text.").kind == "incomplete"
+
+
+def test_instructions_are_a_template_over_the_documents_fields(drive: Callable[..., Driver]) -> None:
+    driver = drive(kind="summarize", instructions="Sum up for {{ reader }}{% if pages %} in {{ pages }} pages{% endif %}.")
+    assert driver.task.job.fields == ("pages", "reader")
+    driver.answer("A text.", reader="<|end|>", pages=3)
+    assert "Sum up for <|end|> in 3 pages." in ByteTokenizer().decode(driver.asked[0].prompt.ids)
+    assert driver.asked[0].prompt.ids.count(257) == 1  # the template's own; the field's stays text
+    assert driver.failure("A text.", pages=3).kind == "missing_field"
+
+
+@pytest.mark.parametrize("text", ["{{ text }}", "{% if %}", "{{ a.b( }}"])
+def test_wrong_templates_are_refused_at_the_start(drive: Callable[..., Driver], text: str) -> None:
+    with pytest.raises(ConfigError):
+        drive(kind="summarize", instructions=text)
+
+
+def test_templates_cannot_reach_python(drive: Callable[..., Driver]) -> None:
+    driver = drive(kind="summarize", instructions="{{ ''.__class__.__mro__[1].__subclasses__() }}")
+    assert driver.failure("A text.").kind in ("template", "missing_field")
+
+
+def test_the_identity_changes_with_a_word_but_not_with_the_name() -> None:
+    def fingerprint(**keys: Any) -> str:
+        setting = Setting(ByteTokenizer(), FrameBuilder(ByteTokenizer(), "instructions_first", {}, "2026-01-31"), 600)
+        return build_task(SummarizeTask.model_validate({"kind": "summarize", "name": "t", **keys}), setting, {}).job.fingerprint
+
+    assert fingerprint() == fingerprint(name="other")
+    assert fingerprint() != fingerprint(instructions="Sum up.")
+    assert fingerprint() != fingerprint(max_output_tokens=5)
