@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="overnight",
     help="Summarize and label whole collections of documents with a large language model, overnight, on one small GPU or a CPU.",
-    epilog="Exit codes: 0 all done; 3 finished, some documents failed; 2 wrong usage or configuration; 75 stopped early, the same command goes on; "
-    "1 a fault of ours.",
+    epilog="Exit codes: 0 all done; 3 finished, some documents failed; 2 wrong usage or configuration; "
+    "75 stopped early, the same command goes on; 1 a fault of ours.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -27,7 +27,9 @@ app = typer.Typer(
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML configuration.", show_default=False)]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run directory.", show_default=False)]
-Overrides = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a key of the configuration; may be repeated.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a key of the configuration; may be repeated.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else there.")]
 
 
@@ -38,7 +40,9 @@ def run(
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first N documents; does not change their identity.")] = None,
     kind: Annotated[list[str] | None, typer.Option(help="Only tasks of this kind (summarize, label).")] = None,
     fork: Annotated[bool, typer.Option("--fork", help="Start changed tasks beside the old ones instead of refusing.")] = False,
-    output: Annotated[list[Path] | None, typer.Option(help="Export here when the run ends (.jsonl, .parquet, .csv); may be repeated.")] = None,
+    output: Annotated[
+        list[Path] | None, typer.Option(help="Export here when the run ends (.jsonl, .parquet, .csv); may be repeated.")
+    ] = None,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
@@ -75,8 +79,16 @@ def plan(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = Fals
     settings = load_config(config, overrides or ())
     backend = open_backend(settings)
     prepared = prepare(settings, backend, resolve(settings, backend, {}))
-    facts = {"plan": dataclasses.asdict(prepared.plan), "tasks": {task.job.name: task.job.fingerprint for task in prepared.tasks}, "notes": prepared.notes}
-    lines = [*prepared.plan.reasons, f"batches of at most {prepared.plan.max_batch_rows} rows and {prepared.plan.batch_tokens:,} tokens", *prepared.notes]
+    facts = {
+        "plan": dataclasses.asdict(prepared.plan),
+        "tasks": {task.job.name: task.job.fingerprint for task in prepared.tasks},
+        "notes": prepared.notes,
+    }
+    lines = [
+        *prepared.plan.reasons,
+        f"batches of at most {prepared.plan.max_batch_rows} rows and {prepared.plan.batch_tokens:,} tokens",
+        *prepared.notes,
+    ]
     _print(facts if as_json else None, lines)
 
 
@@ -192,7 +204,10 @@ def _run_lines(facts: dict[str, Any]) -> list[str]:
     counts = facts["status"]
     endings = {0: "All done", 3: "Finished; some documents failed"}
     lines = [endings.get(facts["exit_code"], f"Stopped early ({facts['reason']}); the same command goes on")]
-    lines += [f"  {name}: " + ", ".join(f"{count:,} {state}" for state, count in states.items() if count) for name, states in counts["tasks"].items()]
+    lines += [
+        f"  {name}: " + ", ".join(f"{count:,} {state}" for state, count in states.items() if count)
+        for name, states in counts["tasks"].items()
+    ]
     if counts["rejected"]:
         lines.append(f"  {counts['rejected']:,} rows were rejected: {facts['run_directory']}/rejects.jsonl")
     lines.append(f"  report: {facts['report']}")

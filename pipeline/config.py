@@ -99,6 +99,7 @@ class SourceConfig(_Section):
 
     @property
     def paths(self) -> list[str]:
+        """``path`` as a list."""
         return [self.path] if isinstance(self.path, str) else list(self.path)
 
 
@@ -221,7 +222,7 @@ class RunConfig(_Section):
     @classmethod
     def _clock_time(cls, value: str | None) -> str | None:
         if value is not None and not re.fullmatch(r"([01]?\d|2[0-3]):[0-5]\d", value):
-            raise ValueError(f"{value!r} is not a time of day; write for example \"07:00\", in quotes")
+            raise ValueError(f'{value!r} is not a time of day; write for example "07:00", in quotes')
         return value
 
 

@@ -15,7 +15,10 @@ _LOAD_TRIES = 2
 
 
 class Crew:
-    """Gives out a worker with its model loaded. ``say`` hears progress messages, ``loaded`` the facts of each load; ``check`` may raise to give up."""
+    """Gives out a worker with its model loaded.
+
+    ``say`` hears progress messages, ``loaded`` the facts of each load; ``check`` may raise to give up.
+    """
 
     def __init__(
         self, config: Config, plan: Plan, directory: RunDirectory, say: Callable[[str], None], loaded: Callable[[Mapping[str, Any]], None],

@@ -20,7 +20,7 @@ _LINE_SECONDS = 15.0
 def display(*, quiet: bool = False) -> Iterator[Observer]:
     """An observer for ``run``: silent, a bar, or lines, as fits standard error."""
     if quiet:
-        yield lambda report: None
+        yield lambda _: None
     elif sys.stderr.isatty():
         yield from _bar()
     else:

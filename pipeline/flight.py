@@ -149,7 +149,7 @@ class Flight:
             self._land(work_id, work, end.value, None)
         except DocumentFailed as failure:
             self._land(work_id, work, None, Failure(failure.kind, str(failure), work.attempt))
-        except Exception as error:  # a fault of ours on one document must not end the night; the log has the traceback
+        except Exception as error:  # noqa: BLE001  # a fault of ours on one document must not end the night; it is recorded
             _log.exception("task %s failed on document %s", *work_id)
             self._land(work_id, work, None, Failure("fault", f"{type(error).__name__}: {error}", work.attempt))
 

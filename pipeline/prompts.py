@@ -169,7 +169,9 @@ class FrameBuilder:
         if found and found_user:
             return _Template(head, middle, tail)
         plain = self._template(False)
-        return plain if plain.tail is None else plain._replace(notes=(*plain.notes, "the template has no system role: folded into the user turn"))
+        if plain.tail is None:  # no template at all, which is said already
+            return plain
+        return plain._replace(notes=(*plain.notes, "the template has no system role: folded into the user turn"))
 
 
 def fits(tokenizer: Tokenizer, text: str, room_tokens: int) -> tuple[int, ...] | None:
@@ -220,7 +222,8 @@ def _part_from(tokenizer: Tokenizer, text: str, start: int, part_tokens: int) ->
         if len(ids) <= part_tokens:
             return Part(start, start + cut, tuple(ids))
         if budget == 1:  # one character of many byte tokens
-            raise DocumentFailed("too_long", f"parts of {part_tokens} tokens are too small for this text: raise chunk_tokens or context_tokens")
+            message = f"parts of {part_tokens} tokens are too small for this text: raise chunk_tokens or context_tokens"
+            raise DocumentFailed("too_long", message)
         budget = max(1, budget - max(1, len(ids) - part_tokens))
 
 

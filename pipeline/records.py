@@ -245,7 +245,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a progress display shows. ``total`` counts works (documents x tasks) of the run; ``eta_seconds`` is None until it can be told."""
+    """What a progress display shows. ``total`` counts works (documents x tasks); ``eta_seconds`` is None until it can be told."""
 
     stage: Literal["reading", "loading", "working", "reporting"]
     done: int = 0

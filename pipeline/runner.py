@@ -13,14 +13,14 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pipeline.backends import open_backend
 from pipeline.config import Config
-from pipeline.errors import EXIT_DONE, EXIT_SOME_FAILED, OvernightError, SourceError, StoppedEarly, WorkerDied
 from pipeline.crew import Crew
+from pipeline.errors import EXIT_DONE, EXIT_SOME_FAILED, OvernightError, SourceError, StoppedEarly, WorkerDied
 from pipeline.flight import Flight, Pace, WorkId
 from pipeline.preparation import Preparation, prepare, resolve
 from pipeline.records import Document, Failure, Outcome, Progress, Reject
@@ -75,7 +75,7 @@ def run(
     limit: int | None = None,
     fork: bool = False,
     kinds: Collection[str] | None = None,
-    observer: Observer = lambda progress: None,
+    observer: Observer = lambda _: None,
     stop: StopSignal | None = None,
 ) -> RunResult:
     """Do what is left to do in the configuration's run directory.
@@ -85,9 +85,13 @@ def run(
     """
     stop = stop or StopSignal()
     directory = RunDirectory(config.run.directory)
-    with directory.locked(), directory.logging(), stop.watch_deadline(config.run.deadline), Ledger.open(directory.ledger, write=True) as ledger:
-        night = Night(config, directory, ledger, observer, stop)
-        return night.through(limit, fork, kinds)
+    with (
+        directory.locked(),
+        directory.logging(),
+        stop.watch_deadline(config.run.deadline),
+        Ledger.open(directory.ledger, write=True) as ledger,
+    ):
+        return Night(config, directory, ledger, observer, stop).through(limit, fork, kinds)
 
 
 class Night:
@@ -202,7 +206,7 @@ class Night:
         rows = self._prepared.plan.max_batch_rows
         exhausted = False
         while True:
-            self._stop_if_wished(flight)
+            self._stop_if_wished()
             while not exhausted and flight.steps_open < rows * _WORKS_PER_ROW and self._characters() < _WINDOW_CHARACTERS:
                 group = list(itertools.islice(works, rows))
                 exhausted = len(group) < rows
@@ -254,9 +258,10 @@ class Night:
         works, self._under_way = self._under_way, {}
         guilty = [works[work_id] for work_id in suspected]
         self._ledger.drop(self._run, [work.id for work in guilty], "crashed", str(death))
-        self._ledger.drop(self._run, [work_id for work_id in works if work_id not in suspected], "interrupted", "the worker died of another document")
-        self._examine([Pending(work.task, work.document, work.attempts + 1, work.crashes + 1) for work in guilty], death)
-        return iter([Pending(work.task, work.document, work.attempts + 1, work.crashes) for work_id, work in works.items() if work_id not in suspected])
+        others = [work for work_id, work in works.items() if work_id not in suspected]
+        self._ledger.drop(self._run, [work.id for work in others], "interrupted", "the worker died of another document")
+        self._examine([replace(work, attempts=work.attempts + 1, crashes=work.crashes + 1) for work in guilty], death)
+        return iter([replace(work, attempts=work.attempts + 1) for work in others])
 
     def _examine(self, suspects: list[Pending], death: WorkerDied) -> None:
         if len(suspects) == 1 and suspects[0].crashes >= self._config.run.max_attempts:
@@ -277,7 +282,7 @@ class Night:
 
     # ── around it ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _stop_if_wished(self, flight: Flight) -> None:
+    def _stop_if_wished(self) -> None:
         if self._stop.requested is not None:
             self._ledger.drop(self._run, list(self._under_way), "interrupted", self._stop.requested)
             self._stop.check()
@@ -286,7 +291,7 @@ class Night:
         tasks = {task.job.name for task in self._prepared.tasks}
         states = [counts for name, counts in self._ledger.status().tasks.items() if name in tasks]
         if any(counts["pending"] or counts["running"] for counts in states):
-            raise OvernightError("some documents are still pending although the source was read to its end: it changed while the run was going. Run again")
+            raise OvernightError("some documents are still pending: the source changed while the run was going. Run again")
         if any(counts["failed"] or counts["quarantined"] for counts in states):
             return EXIT_SOME_FAILED, "some failed"
         return EXIT_DONE, "done"

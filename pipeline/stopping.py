@@ -38,7 +38,7 @@ class StopSignal:
 
     @contextmanager
     def watch_signals(self) -> Iterator[None]:
-        """Turn the first SIGINT or SIGTERM into a request and let the second end the process at once. Main thread only; elsewhere a no-op."""
+        """Turn the first SIGINT or SIGTERM into a request; a second ends the process at once. Outside the main thread, do nothing."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return

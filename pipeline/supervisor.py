@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
@@ -59,7 +60,7 @@ class WorkerProcess:
         return self._started
 
     def wait_loaded(self, say: Callable[[str], None], check: Callable[[], None]) -> None:
-        """Wait until the model is loaded; ``check`` is called often and may raise to give up. Raises WorkerDied or what the worker refused with."""
+        """Wait until the model is loaded; ``check`` is called often and may raise. Raises WorkerDied, or what the worker refused with."""
         while True:
             check()
             message = self._next(0.2)
@@ -92,8 +93,11 @@ class WorkerProcess:
             self._send({"release": list(request_ids)})
 
     def collect(self, timeout_seconds: float) -> list[Generation]:
-        """What finished since the last call, waiting at most so long for something. Raises WorkerDied; a worker that owes answers and has been silent for
-        ``stall_seconds`` is killed and counts as dead."""
+        """What finished since the last call, waiting at most so long for something.
+
+        Raises WorkerDied; a worker that owes answers and has been silent for ``stall_seconds`` is killed and counts as dead.
+
+        """
         finished: list[Generation] = []
         message = self._next(timeout_seconds)
         while message is not None:
@@ -117,10 +121,8 @@ class WorkerProcess:
     def close(self) -> None:
         """End the worker: close its input, and kill it if it lingers."""
         if self._process.stdin and not self._process.stdin.closed:
-            try:
+            with contextlib.suppress(BrokenPipeError):  # it died first
                 self._process.stdin.close()
-            except BrokenPipeError:
-                pass  # it died first
         try:
             self._process.wait(_GRACE_SECONDS)
         except subprocess.TimeoutExpired:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import msgpack
 
@@ -12,14 +12,14 @@ from pipeline.records import Decode, Generation, Request, Sampling, Score
 _LENGTH = struct.Struct("<I")
 
 
-def write_message(stream: BinaryIO, message: dict[str, Any]) -> None:
+def write_message(stream: IO[bytes], message: dict[str, Any]) -> None:
     """Write one message and flush it."""
     payload = msgpack.packb(message)
     stream.write(_LENGTH.pack(len(payload)) + payload)
     stream.flush()
 
 
-def read_message(stream: BinaryIO) -> dict[str, Any] | None:
+def read_message(stream: IO[bytes]) -> dict[str, Any] | None:
     """The next message, or None at the end of the stream, also when it ends in the middle of one."""
     header = stream.read(_LENGTH.size)
     if len(header) < _LENGTH.size:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -109,7 +110,7 @@ def test_parts_cover_the_whole_text_and_fit(text: str, part_tokens: int, overlap
     parts = list(split(tokenizer, text, part_tokens, overlap_tokens))
     assert parts[0].start == 0
     assert parts[-1].end == len(text)
-    for before, after in zip(parts, parts[1:], strict=False):
+    for before, after in itertools.pairwise(parts):
         assert before.start < after.start <= before.end < after.end
     for part in parts:
         assert len(part.ids) <= part_tokens

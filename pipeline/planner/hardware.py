@@ -28,7 +28,7 @@ def probe() -> Hardware:
 
 def available_ram_bytes() -> int:
     """Free RAM of the machine, or what the memory cgroup (v2 or v1) leaves if that is less."""
-    free = psutil.virtual_memory().available
+    free = int(psutil.virtual_memory().available)
     for limit, usage in _cgroup_files():
         try:
             maximum, used = int(limit.read_text()), int(usage.read_text())

@@ -39,9 +39,9 @@ def make_plan(config: Config, shape: ModelShape, hardware: Hardware, resolved: M
     beside = weights if not (on_gpu and placement == "offloaded") else 0
     kv_room = int(max(0, free - beside) * _KV_SHARE)
     reasons.append(
-        f"{shape.attention()}, {shape.layers} layers, {shape.kv_heads} KV heads of {shape.head_dim}: {kv_bytes / 1024:.0f} KiB of KV cache a token; "
-        f"about {weights / 2**20:.0f} MiB of weights in {config.model.quantization} ({dtype}); {free / 2**30:.1f} GiB free, "
-        f"{kv_room / 2**30:.1f} GiB of it for the KV cache"
+        f"{shape.attention()}, {shape.layers} layers, {shape.kv_heads} KV heads of {shape.head_dim}: "
+        f"{kv_bytes / 1024:.0f} KiB of KV cache a token; about {weights / 2**20:.0f} MiB of weights in {config.model.quantization} ({dtype}); "
+        f"{free / 2**30:.1f} GiB free, {kv_room / 2**30:.1f} GiB of it for the KV cache"
     )
     rows = config.engine.batch_rows or (_GPU_ROWS if on_gpu else _CPU_ROWS)
     tokens = config.engine.batch_tokens or min(kv_room // kv_bytes, rows * context)

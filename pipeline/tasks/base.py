@@ -71,9 +71,11 @@ class Instructions:
         try:
             return self._template.render(id=document.id, **values).strip()
         except jinja2.UndefinedError as error:
-            raise DocumentFailed("missing_field", f"the instructions of task {self._task!r} need a field of the document: {error}") from None
-        except Exception as error:  # any expression of the template may fail on a value, e.g. a division by zero
-            raise DocumentFailed("template", f"the instructions of task {self._task!r} failed on this document: {error!r}") from None
+            message = f"the instructions of task {self._task!r} need a field of the document: {error}"
+            raise DocumentFailed("missing_field", message) from None
+        except Exception as error:  # noqa: BLE001  # any expression of the template may fail on a value, e.g. a division by zero
+            message = f"the instructions of task {self._task!r} failed on this document: {error!r}"
+            raise DocumentFailed("template", message) from None
 
 
 def ask(steps: Sequence[Step]) -> Generator[Sequence[Step], Sequence[Generation], Sequence[Generation]]:

@@ -65,7 +65,8 @@ class Label:
         tokens, offsets = self._setting.tokenizer.encode_with_offsets(document.text)
         if self._config.long_documents == "fail":
             raise DocumentFailed(
-                "too_long", f"the document has {len(tokens):,} tokens, {room:,} fit; set long_documents to aggregate, or raise context_tokens"
+                "too_long",
+                f"the document has {len(tokens):,} tokens, {room:,} fit; set long_documents to aggregate, or raise context_tokens",
             )
         return [Part(0, offsets[room - 1][1], tuple(tokens[:room]))], len(tokens) - room
 
@@ -130,7 +131,7 @@ class Label:
         for index, sequence in enumerate(sequences):
             if sequence in sequences[:index]:
                 first = names[sequences.index(sequence)]
-                raise ConfigError(f"labels {first!r} and {names[index]!r} of task {self._config.name!r} are the same tokens to this model; rename one")
+                raise ConfigError(f"task {self._config.name!r}: labels {first!r} and {names[index]!r} are the same tokens; rename one")
         return Score(sequences)
 
 

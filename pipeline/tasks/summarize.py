@@ -17,8 +17,14 @@ from pipeline.tasks.base import Instructions, Setting, Work, ask, definition, pa
 
 DEFAULT_INSTRUCTIONS = "Summarize the following text in two or three sentences. Keep the names, numbers and conclusions that matter."
 _PART = "The text below is one part of a longer document.\n{instructions}"
-_REDUCE = "Below are summaries of consecutive parts of one document, in order. Combine them into a single summary of the whole document.\n{instructions}"
-_REFINE = "This is a summary of the document so far:\n{summary}\n\nThe text below is its next part. Rewrite the summary so that it covers both.\n{instructions}"
+_REDUCE = (
+    "Below are summaries of consecutive parts of one document, in order. Combine them into a single summary of the whole document.\n"
+    "{instructions}"
+)
+_REFINE = (
+    "This is a summary of the document so far:\n{summary}\n\n"
+    "The text below is its next part. Rewrite the summary so that it covers both.\n{instructions}"
+)
 _LEAST_ROOM = 64
 
 
@@ -68,10 +74,17 @@ class Summarize:
         # At least three summaries fit in one reduce prompt, so every level is shorter than the last and the reduction ends.
         new_tokens = min(self._config.max_output_tokens, reduce_room // 3 - 8)
         parts = parts_of(self._setting, self._config, document.text, self._room(frame, new_tokens))
-        replies = yield from ask([
-            Step(f"map/{index}", frame.around(part.ids), self._setting.decode(document, f"map/{index}", new_tokens), (part.start, part.end))
-            for index, part in enumerate(parts)
-        ])
+        replies = yield from ask(
+            [
+                Step(
+                    f"map/{index}",
+                    frame.around(part.ids),
+                    self._setting.decode(document, f"map/{index}", new_tokens),
+                    (part.start, part.end),
+                )
+                for index, part in enumerate(parts)
+            ]
+        )
         summaries = self._texts(replies)
         level = 0
         while True:

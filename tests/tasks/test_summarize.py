@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -46,7 +47,7 @@ def test_map_reduce_reads_everything_and_ends(sentences: int, context_tokens: in
     spans = sorted(step.span for step in driver.asked if step.span)
     assert spans[0][0] == 0
     assert spans[-1][1] == len(text)
-    assert all(before[1] >= after[0] for before, after in zip(spans, spans[1:], strict=False))
+    assert all(before[1] >= after[0] for before, after in itertools.pairwise(spans))
     assert all(len(step.prompt.ids) + step.ask.max_new_tokens <= context_tokens for step in driver.asked)  # type: ignore[union-attr]  # all decode
     assert answer.parts == len(spans)
 

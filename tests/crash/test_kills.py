@@ -1,0 +1,122 @@
+"""kill -9 at random moments: the same command finishes, and the export equals that of a run nobody touched."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.nights import ANight, documents, no_process_left
+
+PACE = {"seconds": 0.012, "batch": 4}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]:
+    night = ANight(tmp_path_factory.mktemp("undisturbed"), documents(60))
+    done = night.run()
+    assert done.returncode == 0, done.stderr
+    return night.export()
+
+
+def kill_and_finish(night: ANight, kills: int, seed: int) -> list[dict[str, object]]:
+    chance = random.Random(seed)
+    killed = 0
+    for _ in range(kills):
+        killed += night.run_and_kill(chance.uniform(0.3, 6.0)) == -signal.SIGKILL
+    assert killed, "every run finished before it was killed: the test shows nothing"
+    night.script = {}
+    done = night.run()
+    assert done.returncode == 0, done.stderr
+    return night.export()
+
+
+def test_killed_runs_end_like_an_undisturbed_one(tmp_path: Path, undisturbed: list[dict[str, object]]) -> None:
+    night = ANight(tmp_path, documents(60), script=PACE)
+    assert kill_and_finish(night, 4, seed=1) == undisturbed
+    assert no_process_left(tmp_path)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(2, 4))
+def test_twenty_kills(tmp_path: Path, undisturbed: list[dict[str, object]], seed: int) -> None:
+    night = ANight(tmp_path, documents(60), script=PACE)
+    assert kill_and_finish(night, 20, seed) == undisturbed
+    assert no_process_left(tmp_path)
+
+
+def test_a_signal_stops_within_seconds_and_resumes(tmp_path: Path, undisturbed: list[dict[str, object]]) -> None:
+    night = ANight(tmp_path, documents(60), script={"seconds": 0.1, "batch": 4})
+    for number in (signal.SIGTERM, signal.SIGINT):
+        process = night.start("run", str(night.config))
+        _wait_until(lambda: night.directory.exists() and _done(night) > 2)
+        process.send_signal(number)
+        asked = time.monotonic()
+        _, err = process.communicate(timeout=30)
+        assert process.returncode == 75, err
+        assert time.monotonic() - asked < 8
+        assert "Traceback" not in err
+    assert no_process_left(tmp_path)
+    night.script = {}
+    assert night.run().returncode == 0
+    assert night.export() == undisturbed
+
+
+def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
+    night = ANight(tmp_path, documents(5), script={"load_seconds": 60})
+    process = night.start("run", str(night.config))
+    _wait_until((night.directory / "worker.log").exists)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=10)
+    assert process.returncode == 75
+    assert no_process_left(tmp_path)
+
+
+def test_a_second_run_on_the_same_directory_gets_a_sentence(tmp_path: Path) -> None:
+    night = ANight(tmp_path, documents(5), script={"load_seconds": 60})
+    process = night.start("run", str(night.config))
+    try:
+        _wait_until((night.directory / "worker.log").exists)
+        second = night.run()
+        assert second.returncode == 75
+        assert f"process {process.pid}" in second.stderr
+        assert "Traceback" not in second.stderr
+    finally:
+        process.kill()
+        process.communicate()
+    assert no_process_left(tmp_path)
+    night.script = {}
+    assert night.run().returncode == 0  # the lock went with its holder
+
+
+def test_the_deadline_stops_and_resumes(tmp_path: Path, undisturbed: list[dict[str, object]]) -> None:
+    moment = time.localtime(time.time() + 61 - time.localtime().tm_sec)  # the start of the next minute
+    if 60 - time.localtime().tm_sec > 25:
+        pytest.skip("the next full minute is too far away for the quick tier")
+    night = ANight(tmp_path, documents(60), script={"seconds": 2, "batch": 4}, extra={"run": {"deadline": time.strftime("%H:%M", moment)}})
+    done = night.run()
+    assert done.returncode == 75, done.stderr
+    assert "deadline" in done.stdout
+    night.script = {}
+    assert night.run("--set", "run.deadline=null").returncode == 0
+    assert night.export() == undisturbed
+
+
+def _done(night: ANight) -> int:
+    try:
+        counts = night.status()
+    except AssertionError:  # not there yet
+        return 0
+    return sum(states["done"] for states in counts["tasks"].values())
+
+
+def _wait_until(condition: object, seconds: float = 60) -> None:
+    until = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]  # a plain callable
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.1)

@@ -1,0 +1,88 @@
+"""Documents that take the worker down: found, retried apart, quarantined; all others are done; the run ends by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.nights import ANight, documents, no_process_left
+
+CLEAN = documents(40, longest=6)
+
+
+def poisoned(**texts: str) -> list[dict[str, object]]:
+    """The clean documents with one more for each keyword, spread among them."""
+    rows = [dict(row) for row in CLEAN]
+    for number, (name, text) in enumerate(texts.items()):
+        rows.insert(5 + 9 * number, {"id": name, "text": f"A document with {text} in it."})
+    return rows
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]:
+    night = ANight(tmp_path_factory.mktemp("clean"), CLEAN)
+    assert night.run().returncode == 0
+    return night.export()
+
+
+def check(night: ANight, clean: list[dict[str, object]], expected: dict[str, str]) -> list[dict[str, object]]:
+    done = night.run()
+    assert done.returncode == 3, done.stderr
+    rows = night.export()
+    assert [row for row in rows if row["id"] not in expected] == clean
+    for row in rows:
+        if row["id"] in expected:
+            assert row["topic_status"] == row["summary_status"] == expected[str(row["id"])], row
+            assert row["topic"] is None
+            assert row["topic_error"]
+    counts = night.status()
+    assert counts["complete"]
+    for states in counts["tasks"].values():
+        assert sum(states.values()) == counts["documents"] == len(rows)
+    assert no_process_left(night.folder)
+    return rows
+
+
+@pytest.mark.parametrize("fault", ["segfault", "kill", "exit"])
+def test_a_document_that_kills_the_worker_is_quarantined(tmp_path: Path, clean: list[dict[str, object]], fault: str) -> None:
+    night = ANight(tmp_path, poisoned(bad="POISON"), script={"faults": [{"text": "POISON", "do": fault}]})
+    rows = check(night, clean, {"bad": "quarantined"})
+    assert "3 times" in next(str(row["topic_error"]) for row in rows if row["id"] == "bad")
+
+
+def test_a_document_that_hangs_the_worker_is_quarantined(tmp_path: Path, clean: list[dict[str, object]]) -> None:
+    night = ANight(
+        tmp_path, poisoned(bad="POISON"), script={"faults": [{"text": "POISON", "do": "hang"}]},
+        extra={"engine": {"batch_rows": 4, "stall_seconds": 1.5}, "run": {"directory": str(tmp_path / "run"), "max_attempts": 2}},
+    )  # fmt: skip
+    check(night, clean, {"bad": "quarantined"})
+
+
+def test_failures_of_all_kinds_beside_each_other(tmp_path: Path, clean: list[dict[str, object]]) -> None:
+    night = ANight(
+        tmp_path, poisoned(crash="POISON", memory="HUGE", raises="ODD"),
+        script={"faults": [{"text": "POISON", "do": "segfault"}, {"text": "HUGE", "do": "oom"}, {"text": "ODD", "do": "raise"}]},
+    )  # fmt: skip
+    rows = check(night, clean, {"crash": "quarantined", "memory": "failed", "raises": "failed"})
+    errors = {str(row["id"]): str(row["topic_error"]) for row in rows if row["topic_error"]}
+    assert "out_of_memory" in errors["memory"]
+    assert "model_error" in errors["raises"]
+
+
+def test_a_worker_that_dies_once_costs_nothing(tmp_path: Path, clean: list[dict[str, object]]) -> None:
+    fault = {"text": "ferry", "do": "kill", "times": 2, "counter": str(tmp_path / "counter")}
+    night = ANight(tmp_path, CLEAN, script={"faults": [fault]})
+    done = night.run()
+    assert done.returncode == 0, done.stderr
+    assert night.export() == clean
+
+
+def test_retry_tries_quarantined_documents_again(tmp_path: Path, clean: list[dict[str, object]]) -> None:
+    night = ANight(tmp_path, poisoned(bad="POISON"), script={"faults": [{"text": "POISON", "do": "segfault"}]})
+    check(night, clean, {"bad": "quarantined"})
+    night.script = {}
+    assert night.run().returncode == 3  # nothing is tried again by itself
+    assert night.command("retry", str(night.directory)).returncode == 0
+    assert night.run().returncode == 0
+    assert next(row for row in night.export() if row["id"] == "bad")["topic_status"] == "done"
