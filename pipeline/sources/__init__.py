@@ -1,1 +1,105 @@
-"""Rows to documents: tolerant readers, ids, rejects."""
+"""Rows to documents: tolerant readers, ids, rejects.
+
+``read_source`` gives each row as a Document or a Reject, lazily, in a stable order. What is wrong with a row is the row's Reject;
+a file that breaks midway gives its good rows, then one Reject; only what cannot be read at all raises SourceError.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Generator, Iterator
+from contextlib import closing
+from pathlib import Path
+
+from pipeline.config import SourceConfig
+from pipeline.errors import SourceError
+from pipeline.records import Document, Origin, Reject
+from pipeline.sources.files import SourceFile, expand, is_hub, is_saved
+from pipeline.sources.grouping import join_groups
+from pipeline.sources.rows import Raw, Wanted, mend, to_document, wanted
+from pipeline.sources.streams import Damaged
+
+__all__ = ["read_source", "source_files"]
+
+
+def read_source(config: SourceConfig, fields: Collection[str] = ()) -> Iterator[Document | Reject]:
+    """Documents and rejects of a configured source; ``fields`` are the further columns that templates read.
+
+    Holds no more than a block, a record or (with ``group_by``) a group at a time. Closing the iterator early closes its files.
+    Raises SourceError.
+    """
+    want = wanted(config, fields)
+    with closing(_read_paths(config, want)) as rows:
+        if config.group_by is not None:
+            yield from join_groups(rows, want, config.group_by.separator)
+            return
+        for row in rows:
+            yield row if isinstance(row, Reject) else to_document(row, want)
+
+
+def source_files(config: SourceConfig) -> list[str]:
+    """The files that the source consists of: absolute local paths (links resolved) and URLs; none for the Hub. Raises SourceError."""
+    names: list[str] = []
+    for path in _paths(config):
+        if _is_saved(path, config):
+            names += sorted(str(inside) for inside in Path(path).resolve().rglob("*") if inside.is_file())
+        elif not _is_hub(path, config):
+            names += [os.path.realpath(file.path) if file.filesystem is None else file.name for file in expand(path, config)]
+    return list(dict.fromkeys(names))
+
+
+def _read_paths(config: SourceConfig, want: Wanted) -> Generator[Raw | Reject, None, None]:
+    """Rows of all configured paths; a file that two of them stand for is read once."""
+    seen: set[str] = set()
+    for path in _paths(config):
+        if _is_hub(path, config):
+            yield from _hub(path, config, want, saved=False)
+        elif _is_saved(path, config):
+            yield from _hub(path, config, want, saved=True)
+        else:
+            for file in expand(path, config):
+                identity = os.path.realpath(file.path) if file.filesystem is None else file.name
+                if identity not in seen:
+                    seen.add(identity)
+                    yield from _read_file(file, config, want)
+
+
+def _paths(config: SourceConfig) -> list[str]:
+    if not config.paths or not all(config.paths):
+        raise SourceError("source.path is empty; name a file, a folder, a pattern or a list of them")
+    return config.paths
+
+
+def _is_hub(path: str, config: SourceConfig) -> bool:
+    return config.format == "hub" or (config.format == "auto" and is_hub(path))
+
+
+def _is_saved(path: str, config: SourceConfig) -> bool:
+    return config.format == "saved" or (config.format == "auto" and is_saved(path))
+
+
+def _read_file(file: SourceFile, config: SourceConfig, want: Wanted) -> Iterator[Raw | Reject]:
+    """Rows of one file and, where it breaks, a last Reject with the place and the reason."""
+    try:
+        yield from _reader(file, config, want)
+    except Damaged as fault:
+        yield Reject(Origin(file.name, fault.line, fault.offset), mend(fault.reason))
+
+
+def _reader(file: SourceFile, config: SourceConfig, want: Wanted) -> Iterator[Raw | Reject]:
+    # Imported where used: pyarrow and others take longer to import than the command line may take to show its help.
+    from pipeline.sources import json_file, jsonl, parquet, table, text
+
+    if file.format == "jsonl":
+        return jsonl.read(file, want)
+    if file.format == "json":
+        return json_file.read(file, want, config.records_field)
+    if file.format == "parquet":
+        return parquet.read(file, want)
+    return text.read(file, want) if file.format == "text" else table.read(file, want)
+
+
+def _hub(path: str, config: SourceConfig, want: Wanted, *, saved: bool) -> Iterator[Raw | Reject]:
+    from pipeline.sources import hub
+
+    return hub.read_saved(path, config, want) if saved else hub.read_hub(path, config, want)

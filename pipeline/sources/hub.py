@@ -1,0 +1,85 @@
+"""Datasets of the Hub, streamed, and folders written by ``save_to_disk``: both by the ``datasets`` library, needed columns only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from pipeline.config import SourceConfig
+from pipeline.errors import SourceError
+from pipeline.records import Origin
+from pipeline.sources.arrow import table_rows
+from pipeline.sources.files import hub_name
+from pipeline.sources.rows import Raw, Wanted
+
+_BATCH_ROWS = 64
+_REMEDY = (
+    "check the name, source.subset, source.split and source.revision, the network (HF_HUB_OFFLINE must not be set for what is not "
+    "cached), and for gated data the login (HF_TOKEN)"
+)
+
+
+def read_hub(path: str, config: SourceConfig, want: Wanted) -> Iterator[Raw]:
+    """Rows of a Hub dataset. Raises SourceError when it cannot be reached, at the start or later."""
+    name = hub_name(path)
+    if os.path.exists(name):
+        raise SourceError(f"{path}: a local folder {name} hides that dataset; write source.path: ./{name} for the folder, or run elsewhere")
+    import datasets  # takes a second to import: only where it is used
+
+    try:
+        dataset = datasets.load_dataset(name, config.subset, split=config.split, revision=config.revision, streaming=True)
+    except Exception as error:  # the library and its transports raise many classes
+        raise SourceError(f"cannot open the Hub dataset {name!r}: {_one_line(error)}; {_REMEDY}") from None
+    yield from stream_rows(dataset, path, want)
+
+
+def stream_rows(dataset: Any, name: str, want: Wanted) -> Iterator[Raw]:
+    """Rows of a streaming dataset, the others of its columns neither decoded nor passed on."""
+    known = dataset.column_names
+    if known is not None:
+        dataset = dataset.select_columns(_present(known, want, name))
+    rows = iter(dataset)
+    number = 0
+    while True:
+        try:
+            row = next(rows, None)
+        except Exception as error:
+            remedy = "what was read is not lost, so check the network and run the same command again"
+            raise SourceError(f"reading {name} broke after {number} rows: {_one_line(error)}; {remedy}") from None
+        if row is None:
+            return
+        number += 1
+        yield Raw(Origin(name, number), {column: row[column] for column in want.columns if column in row})
+
+
+def read_saved(path: str, config: SourceConfig, want: Wanted) -> Iterator[Raw]:
+    """Rows of a folder written by ``save_to_disk``; of several splits the configured one."""
+    import datasets
+
+    try:
+        dataset: Any = datasets.load_from_disk(path)
+    except Exception as error:
+        raise SourceError(f"cannot read the saved dataset {path}: {_one_line(error)}; save it again with save_to_disk") from None
+    if isinstance(dataset, dict):
+        if config.split not in dataset:
+            splits = ", ".join(map(str, dataset))
+            raise SourceError(f"the saved dataset {path} has no split {config.split!r} (splits: {splits}); set source.split")
+        dataset = dataset[config.split]
+    columns = _present(dataset.column_names, want, path)
+    first_row = 1
+    for table in dataset.select_columns(columns).with_format("arrow").iter(batch_size=_BATCH_ROWS):
+        yield from table_rows(table, columns, path, first_row)
+        first_row += table.num_rows
+
+
+def _present(known: list[str], want: Wanted, name: str) -> list[str]:
+    missing = next((column for column in want.required if column not in known), None)
+    if missing is not None:
+        shown = ", ".join(repr(column) for column in known[:20])
+        raise SourceError(f"{name} has no column {missing!r} (columns: {shown}); set source.id_field and source.text_field")
+    return [column for column in want.columns if column in known]
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"

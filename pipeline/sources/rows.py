@@ -1,0 +1,175 @@
+r"""The policy for one row: what is an id, what is a text, what becomes of other fields; a Document or a Reject with its reason.
+
+Lone surrogates (``\ud800`` escapes in JSON, undecodable file names) become U+FFFD here, in ids, texts and fields, so that
+whatever is encoded later as UTF-8 can be.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+import math
+import re
+import reprlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from pipeline.config import SourceConfig
+from pipeline.records import Document, FieldValue, Origin, Reject
+
+EXCERPT_CHARACTERS = 200
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_SHORT = reprlib.Repr()
+_SHORT.maxstring, _SHORT.maxother, _SHORT.maxdict, _SHORT.maxlist, _SHORT.maxlevel = 80, 80, 8, 4, 3
+_WORDS = (
+    (bool, "a boolean"), (int, "a number"), (float, "a number"), (decimal.Decimal, "a number"), (str, "a string"),
+    (list, "a list"), (dict, "an object"), (bytes, "bytes"), (datetime.date, "a date"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Stands for a value that its file format could not give; the row that needs it is rejected with ``reason``."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Raw:
+    """A row as its reader found it. ``shown`` is its beginning where that is known as bytes; ``identity`` replaces the id field."""
+
+    origin: Origin
+    values: Mapping[str, object]
+    shown: bytes | None = None
+    identity: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The columns to read, by their use. With ``group`` the id field is not read: the group's value is the id."""
+
+    id: str
+    text: str
+    fields: tuple[str, ...] = ()
+    order: str | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Each column once, required ones first."""
+        return tuple(dict.fromkeys((*self.required, *self.fields)))
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The columns without which no row can be a document."""
+        return tuple(dict.fromkeys((self.id, self.text, *((self.order,) if self.order is not None else ()))))
+
+
+def wanted(config: SourceConfig, fields: Collection[str]) -> Wanted:
+    """What the configuration and the templates' ``fields`` need of each row."""
+    group = config.group_by
+    further = tuple(sorted(fields))
+    return Wanted(group.field if group else config.id_field, config.text_field, further, group.order_by if group else None)
+
+
+def to_document(raw: Raw, want: Wanted) -> Document | Reject:
+    """Apply the policy to one row."""
+    identity = raw.identity if raw.identity is not None else read_id(raw, want.id)
+    if isinstance(identity, Reject):
+        return identity
+    text = read_text(raw, want.text)
+    if isinstance(text, Reject):
+        return text
+    fields = read_fields(raw, want.fields)
+    return fields if isinstance(fields, Reject) else Document(mend(identity), text, raw.origin, fields)
+
+
+def read_id(raw: Raw, name: str) -> str | Reject:
+    """A string as it is, an integer as its decimal text; everything else is no identity."""
+    value = raw.values.get(name)
+    if isinstance(value, str) and value:
+        return mend(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, decimal.Decimal) and value.is_finite() and value.as_tuple().exponent == 0:
+        return str(value)  # an integer column too wide for 64 bits
+    if name not in raw.values:
+        reason = f"the id field {name!r} is missing; a row number alone is never an identity, so add ids or set source.id_field"
+        return reject(raw, reason)
+    if value == "" and isinstance(value, str):
+        return reject(raw, f"the id field {name!r} is empty; give every row an id")
+    return reject(raw, f"the id field {name!r} is {describe(value)}; an id is a string or an integer")
+
+
+def read_text(raw: Raw, name: str) -> str | Reject:
+    """The text; an empty one is a text, which the run records as skipped."""
+    value = raw.values.get(name)
+    if isinstance(value, str):
+        return mend(value)
+    if name not in raw.values:
+        return reject(raw, f"the text field {name!r} is missing; correct the row or set source.text_field")
+    return reject(raw, f"the text field {name!r} is {describe(value)}; a text is a string")
+
+
+def read_fields(raw: Raw, names: Collection[str]) -> dict[str, FieldValue] | Reject:
+    """Plain values of the further fields; null where the row has none."""
+    fields: dict[str, FieldValue] = {}
+    for name in names:
+        value = raw.values.get(name)
+        if isinstance(value, Unreadable):
+            return reject(raw, f"the field {name!r} is {describe(value)}")
+        fields[name] = plain(value)
+    return fields
+
+
+def plain(value: object) -> FieldValue:
+    """Scalars as they are, NaN as null, dates in ISO format, lists and objects as JSON text, the rest as text."""
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return None if math.isnan(value) else value
+    if isinstance(value, str):
+        return mend(value)
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "backslashreplace")
+    if isinstance(value, list | tuple | dict):
+        return mend(json.dumps(_nested(value), ensure_ascii=False))
+    return mend(str(value))
+
+
+def _nested(value: object) -> object:
+    if isinstance(value, dict):
+        return {str(key): _nested(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_nested(item) for item in value]
+    return plain(value)
+
+
+def mend(text: str) -> str:
+    """``text`` with each lone surrogate replaced by U+FFFD."""
+    return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
+
+
+def describe(value: object) -> str:
+    """The kind of a value in words."""
+    if isinstance(value, Unreadable):
+        return f"unreadable ({value.reason})"
+    if value is None:
+        return "null"
+    return next((words for kind, words in _WORDS if isinstance(value, kind)), f"of type {type(value).__name__}")
+
+
+def reject(raw: Raw, reason: str) -> Reject:
+    """The row as a Reject with an excerpt of it."""
+    return Reject(raw.origin, mend(reason), excerpt(raw.shown if raw.shown is not None else raw.values))
+
+
+def excerpt(shown: bytes | str | Mapping[str, object]) -> str:
+    """At most EXCERPT_CHARACTERS of a row, undecodable bytes replaced."""
+    if isinstance(shown, bytes):
+        text = shown[: EXCERPT_CHARACTERS * 4].decode("utf-8", "replace").strip("\r\n")
+    else:
+        text = shown if isinstance(shown, str) else _SHORT.repr(dict(shown))
+    return mend(text[:EXCERPT_CHARACTERS])

@@ -1,0 +1,184 @@
+"""CSV and TSV: strict about what could shift a column or swallow rows, so that no document is made of misread cells.
+
+A row is rejected when its bytes are not UTF-8, its cells are not as many as the header's, or its quoting is broken. After broken
+quoting the following lines may be rows or the rest of a cell: they are rejected too, one by one, until one shows by its own
+quoted cells (or by the balance of quotes) that it begins a row.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections import deque
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+
+from pipeline.records import Origin, Reject
+from pipeline.sources.encoding import refuse_bytes
+from pipeline.sources.files import SourceFile
+from pipeline.sources.rows import Raw, Wanted, excerpt
+from pipeline.sources.streams import RECORD_LIMIT_BYTES, Damaged, Line, read_lines, read_text_blocks
+
+_DELIMITERS = {"csv": ",;|\t", "tsv": "\t"}
+_UNDECODED = re.compile("[\udc80-\udcff]")  # what "surrogateescape" makes of bytes that are not UTF-8
+_DOUBT = "follows a row with broken quoting and may be a part of its text; mend the quotes of that row"
+csv.field_size_limit(RECORD_LIMIT_BYTES)  # of the whole process; the default refuses cells of more than 131,072 characters
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """Cells of a row and the lines it was read from; ``fault`` in place of cells where they cannot be told."""
+
+    cells: list[str]
+    lines: list[Line]
+    fault: str = ""
+
+    @property
+    def data(self) -> bytes:
+        return b"".join(line.data for line in self.lines)
+
+
+def read(file: SourceFile, want: Wanted) -> Iterator[Raw | Reject]:
+    """Rows of ``file``. Raises Damaged where it breaks, after the rows before, or when its header lacks a needed column."""
+    with closing(read_text_blocks(file)) as blocks:
+        source = _Source(read_lines(blocks, any_newline=True))
+        header = _read_header(source, file, want)
+        if header is None:
+            return
+        names, delimiter = header
+        while (row := source.row(delimiter)) is not None:
+            yield _convert(row, names, file.name, want)
+            if row.fault:
+                yield from _find_next_row(source, row, delimiter, len(names), file.name)
+
+
+class _Source:
+    """Lines with a way back, for the lines after a row that turned out to be broken."""
+
+    def __init__(self, lines: Iterator[Line]) -> None:
+        self._lines = lines
+        self._returned: deque[Line] = deque()
+
+    def line(self) -> Line | None:
+        """The next line; None at the end. A torn last line is not given out, as its last cell may be cut. Raises Damaged."""
+        if self._returned:
+            return self._returned.popleft()
+        line = next(self._lines, None)
+        return line if line is None or line.whole else self.line()
+
+    def give_back(self, lines: list[Line]) -> None:
+        """Put lines back to be read again."""
+        self._returned.extendleft(reversed(lines))
+
+    def row(self, delimiter: str) -> _Row | None:
+        """The next row that is not blank; None at the end. Of a row with broken quoting only the first line is taken.
+
+        Raises Damaged, with the place of the row, where the file breaks inside one.
+        """
+        while True:
+            taken: list[Line] = []
+            try:
+                cells = next(csv.reader(self._decoded(taken), delimiter=delimiter, strict=True), None)
+            except csv.Error as error:
+                self.give_back(taken[1:])
+                return _Row([], taken[:1], f"the quoting is broken ({error})")
+            except Damaged as damage:
+                first = taken[0] if taken else None
+                raise Damaged(damage.reason, first.number, first.offset) if first else damage from None
+            if cells is None:
+                return None
+            if cells:
+                return _Row(cells, taken, "a line of it is too long" if any(line.too_long for line in taken) else "")
+
+    def _decoded(self, taken: list[Line]) -> Iterator[str]:
+        size_bytes = 0
+        while (line := self.line()) is not None:
+            taken.append(line)
+            size_bytes += len(line.data)
+            if size_bytes > RECORD_LIMIT_BYTES:
+                return
+            yield line.data.decode("utf-8", "surrogateescape")
+
+
+def _read_header(source: _Source, file: SourceFile, want: Wanted) -> tuple[list[str], str] | None:
+    """Names of the columns and the delimiter: the first of those usual for the format by which the needed columns are found."""
+    found: dict[str, _Row] = {}
+    for delimiter in _DELIMITERS[file.format]:
+        row = source.row(delimiter)
+        if row is None:
+            return None
+        if set(want.required) <= set(row.cells):
+            _refuse_repeated(row, want)
+            return row.cells, delimiter
+        found[delimiter] = row
+        source.give_back(row.lines)
+    row = max(found.values(), key=lambda candidate: len(candidate.cells))
+    _refuse_undecoded(row, file.name)
+    missing = next((name for name in want.required if name not in row.cells), want.id)
+    shown = ", ".join(repr(cell[:40]) for cell in row.cells[:20]) or f"none, {row.fault}"
+    line = row.lines[0]
+    raise Damaged(
+        f"the header has no column {missing!r} (columns: {shown}); set source.id_field and source.text_field, or add a header",
+        line.number, line.offset,
+    )  # fmt: skip
+
+
+def _refuse_repeated(header: _Row, want: Wanted) -> None:
+    repeated = next((name for name in want.columns if header.cells.count(name) > 1), None)
+    if repeated is not None:
+        line = header.lines[0]
+        raise Damaged(f"the header names the column {repeated!r} more than once; rename all but one", line.number, line.offset)
+
+
+def _refuse_undecoded(row: _Row, name: str) -> None:
+    if any(_UNDECODED.search(cell) for cell in row.cells):
+        line = row.lines[0]
+        raise Damaged(_encoding_sentence(row, name), line.number, line.offset)
+
+
+def _encoding_sentence(row: _Row, name: str) -> str:
+    data = row.data
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        return refuse_bytes(name, data, error.start, row.lines[0].offset + error.start)
+    return "the row is not UTF-8"
+
+
+def _convert(row: _Row, names: list[str], file_name: str, want: Wanted) -> Raw | Reject:
+    origin = Origin(file_name, row.lines[0].number, row.lines[0].offset)
+    reason = row.fault
+    if not reason and len(row.cells) != len(names):
+        reason = f"the row has {len(row.cells)} cells and the header {len(names)}; quote cells that hold the delimiter or a line end"
+    if reason:
+        return Reject(origin, reason, excerpt(row.data))
+    columns = want.columns
+    values = {name: cell for name, cell in zip(names, row.cells, strict=True) if name in columns}
+    if any(not cell.isascii() and _UNDECODED.search(cell) for cell in values.values()):
+        return Reject(origin, _encoding_sentence(row, file_name), excerpt(row.data))
+    return Raw(origin, values, row.lines[0].data[:1024])
+
+
+def _find_next_row(source: _Source, broken: _Row, delimiter: str, width: int, file_name: str) -> Iterator[Reject]:
+    """Rejects for the lines after a broken row, up to the one that begins a row again (see the module's description)."""
+    line: Line | None = broken.lines[0]
+    whole_row = _row_pattern(delimiter, width)
+    quotes = 0
+    while line is not None:
+        quotes += line.data.count(b'"')
+        if quotes % 2 == 0 and line.data.rstrip(b"\r\n").endswith(b'"'):
+            return
+        line = source.line()
+        if line is not None and b'"' in line.data and whole_row.fullmatch(line.data.rstrip(b"\r\n")):
+            source.give_back([line])
+            return
+        if line is not None and line.data.strip():
+            yield Reject(Origin(file_name, line.number, line.offset), _DOUBT, excerpt(line.data))
+
+
+def _row_pattern(delimiter: str, width: int) -> re.Pattern[bytes]:
+    """Matches a line that is a whole row of ``width`` cells with quotes only where they belong."""
+    comma = re.escape(delimiter.encode())
+    cell = rb'(?:"(?:[^"]|"")*+"|[^"%s\r\n]*+)' % comma
+    return re.compile(rb"%s(?:%s%s){%d}" % (cell, comma, cell, width - 1))
