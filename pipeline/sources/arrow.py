@@ -20,7 +20,7 @@ def table_rows(table: Any, columns: Sequence[str], name: str, first_row: int) ->
 def _values(column: Any) -> list[object]:
     try:
         return list(column.to_pylist())
-    except Exception:  # undecodable text, dates out of Python's range, and whatever extension types raise
+    except Exception:  # noqa: BLE001 - undecodable text, dates out of Python's range, and whatever extension types raise
         return [_value(scalar) for scalar in column]
 
 
@@ -31,8 +31,8 @@ def _value(scalar: Any) -> object:
         return scalar.as_py()
     except UnicodeDecodeError as error:
         return Unreadable(f"not UTF-8 at byte {error.start} of the value")
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - as above
         try:
             return scalar.cast(pa.string()).as_py()
-        except Exception:
+        except Exception:  # noqa: BLE001 - as above
             return Unreadable(f"{type(error).__name__}: {error}"[:200])

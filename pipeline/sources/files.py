@@ -38,7 +38,7 @@ class SourceFile:
 
     def open(self) -> IO[bytes]:
         """Open for reading bytes, without decompression."""
-        stream: IO[bytes] = self.filesystem.open(self.path, "rb") if self.filesystem else Path(self.path).open("rb")
+        stream: IO[bytes] = self.filesystem.open(self.path, "rb") if self.filesystem else Path(self.path).open("rb")  # noqa: SIM115 - the caller closes it
         return stream
 
 
@@ -106,7 +106,8 @@ def _find(filesystem: Any, place: str, format_chosen: bool) -> Iterator[_Found]:
         listed = _walk(place, set()) if filesystem is None else filesystem.find(place)
         yield from _visible(place, listed, named=False)
     elif glob.has_magic(place):
-        matched = glob.iglob(place, recursive=True) if filesystem is None else filesystem.glob(place)
+        # glob takes absolute patterns, which Path.glob refuses
+        matched = glob.iglob(place, recursive=True) if filesystem is None else filesystem.glob(place)  # noqa: PTH207
         yield from _visible(_fixed_folder(place), (path for path in matched if not is_folder(path)), named=format_chosen)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from pipeline.config import SourceConfig
@@ -23,13 +23,13 @@ _REMEDY = (
 def read_hub(path: str, config: SourceConfig, want: Wanted) -> Iterator[Raw]:
     """Rows of a Hub dataset. Raises SourceError when it cannot be reached, at the start or later."""
     name = hub_name(path)
-    if os.path.exists(name):
+    if Path(name).exists():
         raise SourceError(f"{path}: a local folder {name} hides that dataset; write source.path: ./{name} for the folder, or run elsewhere")
     import datasets  # takes a second to import: only where it is used
 
     try:
         dataset = datasets.load_dataset(name, config.subset, split=config.split, revision=config.revision, streaming=True)
-    except Exception as error:  # the library and its transports raise many classes
+    except Exception as error:  # noqa: BLE001 - the library and its transports raise many classes
         raise SourceError(f"cannot open the Hub dataset {name!r}: {_one_line(error)}; {_REMEDY}") from None
     yield from stream_rows(dataset, path, want)
 
@@ -44,7 +44,7 @@ def stream_rows(dataset: Any, name: str, want: Wanted) -> Iterator[Raw]:
     while True:
         try:
             row = next(rows, None)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - as above
             remedy = "what was read is not lost, so check the network and run the same command again"
             raise SourceError(f"reading {name} broke after {number} rows: {_one_line(error)}; {remedy}") from None
         if row is None:
@@ -59,7 +59,7 @@ def read_saved(path: str, config: SourceConfig, want: Wanted) -> Iterator[Raw]:
 
     try:
         dataset: Any = datasets.load_from_disk(path)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - as above
         raise SourceError(f"cannot read the saved dataset {path}: {_one_line(error)}; save it again with save_to_disk") from None
     if isinstance(dataset, dict):
         if config.split not in dataset:

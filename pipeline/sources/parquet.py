@@ -38,9 +38,9 @@ def _open(stream: Any) -> Any:
 
     try:
         return pq.ParquetFile(stream, pre_buffer=False, buffer_size=_BUFFER_BYTES)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - pyarrow and remote filesystems raise many classes
         said = " ".join(str(error).split())[:300]
-        raise Damaged(f"not a readable Parquet file: {said}; without its end (truncated) it has no readable rows, so write it again") from None
+        raise Damaged(f"not a readable Parquet file: {said}; without its end (truncated) no row can be found, so write it again") from None
 
 
 def _columns(parquet: Any, want: Wanted) -> list[str]:
@@ -87,5 +87,5 @@ def _batches(parquet: Any, group: int, columns: list[str], batch_rows: int) -> I
         yield from parquet.iter_batches(batch_size=batch_rows, row_groups=[group], columns=columns, use_threads=False)
     except GeneratorExit:
         raise
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - as above
         raise _ReadError(" ".join(str(error).split())[:300]) from None
