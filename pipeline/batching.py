@@ -8,7 +8,7 @@ fastest in small groups and decode in large ones, so padding is paid once in KV 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from pipeline.records import Decode, Plan, Request
 
@@ -38,17 +38,18 @@ def batch_columns(batch: Sequence[Request]) -> int:
 
 @dataclass(slots=True)
 class RowLimits:
-    """What out-of-memory taught: batches of at least so many columns hold at most so many rows."""
+    """What out-of-memory taught: how many columns a batch may have in all rows together, however long they are."""
 
-    _learned: list[tuple[int, int]] = field(default_factory=list)
+    _area: int | None = None
 
     def learn(self, columns: int, rows: int) -> None:
-        """From now on, batches of ``columns`` or more have at most ``rows`` rows (at least one)."""
-        self._learned.append((columns, max(1, rows)))
+        """From now on, batches of ``columns`` have at most ``rows`` rows (at least one), shorter ones as many more as they are shorter."""
+        area = columns * max(1, rows)
+        self._area = area if self._area is None else min(self._area, area)
 
     def rows(self, columns: int) -> int | None:
-        """The most rows a batch of ``columns`` may have, None when nothing was learned about that length."""
-        return min((rows for at_least, rows in self._learned if columns >= at_least), default=None)
+        """The most rows a batch of ``columns`` may have, None while nothing was learned."""
+        return None if self._area is None else max(1, self._area // columns)
 
 
 def next_batch(

@@ -80,11 +80,14 @@ def test_batches_are_filled() -> None:
     assert [len(batch) for batch in drained(queue, narrow, RowLimits(), False)] == [3] * 6 + [2]
 
 
-def test_limits_remember_the_length() -> None:
+def test_limits_remember_the_size() -> None:
     limits = RowLimits()
+    assert limits.rows(1000) is None
     limits.learn(1000, 4)
+    assert [limits.rows(columns) for columns in (100, 500, 1000, 1001, 2000, 9999)] == [40, 8, 4, 3, 2, 1]
     limits.learn(2000, 0)
-    assert [limits.rows(columns) for columns in (999, 1000, 1999, 2000, 9999)] == [None, 4, 4, 1, 1]
+    limits.learn(3000, 3)
+    assert [limits.rows(columns) for columns in (500, 1000, 2000)] == [4, 2, 1]
 
 
 def test_lengths_of_requests() -> None:
