@@ -60,7 +60,7 @@ def _elements(scanner: Scanner, name: str, want: Wanted) -> Iterator[Raw | Rejec
 
 
 def _named_list(scanner: Scanner, name: str, want: Wanted, records_field: str) -> Iterator[Raw | Reject]:
-    """The list under ``records_field`` of the object that begins here; what follows it in the object is not looked at."""
+    """The list under ``records_field`` of the object that begins here; what follows it in the object is not read."""
     seen: list[str] = []
     scanner.skip()
     while scanner.peek() == b'"' and (key := scanner.key()) is not None:
@@ -68,6 +68,9 @@ def _named_list(scanner: Scanner, name: str, want: Wanted, records_field: str) -
         first = scanner.peek()
         if key == records_field and first == b"[":
             yield from _elements(scanner, name, want)
+            scanner.drain()
+            if scanner.fault:
+                raise _broken(scanner, "")
             return
         if key == records_field and first:
             raise SourceError(f"{name}: {records_field!r} holds no list of records; set source.records_field to the key that does")

@@ -59,6 +59,11 @@ class Scanner:
         """Pass over the byte that ``peek`` showed."""
         self._drop(1)
 
+    def drain(self) -> None:
+        """Pass over all that is left, which shows whether the file is whole."""
+        while self._more():
+            self._drop(len(self._buffer))
+
     def key(self) -> str | None:
         """The key of an object that begins here and its colon; None where there is no such thing."""
         at = 1

@@ -80,8 +80,9 @@ def read_lines(blocks: Iterator[bytes], *, any_newline: bool = False, limit_byte
                 data, carried = data[:-1], b"\r"
             yield from cutter.cut(data, pattern)
     except Damaged as fault:
+        line, offset = cutter.number, cutter.offset  # where the line begins that the fault tore
         yield from cutter.rest(carried, whole=False)
-        raise Damaged(fault.reason, fault.line if fault.offset is not None else cutter.number, cutter.offset) from None
+        raise Damaged(fault.reason, line, offset) from None
     yield from cutter.rest(carried, whole=True)
 
 
@@ -161,11 +162,10 @@ def _gunzip(raw: Iterator[bytes]) -> Iterator[bytes]:
                 yield data
             left = member.unused_data if member.eof else member.unconsumed_tail
             member = None if member.eof else member
-    if member is not None:
-        if rest := member.flush():
-            yield rest
-        if not member.eof:
-            raise Damaged("the gzip data end before their end mark: the file is truncated")
+    if member is not None and (rest := member.flush()):
+        yield rest
+    if not members or (member is not None and not member.eof):
+        raise Damaged("the gzip data end before their end mark: the file is truncated")
 
 
 def _salvage(member: zlib._Decompress, block: bytes) -> Iterator[bytes]:
@@ -184,11 +184,13 @@ def _unzstd(raw: Iterator[bytes]) -> Iterator[bytes]:
 
     decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_LIMIT_BYTES)
     frame = None
+    frames = 0
     for block in raw:
         for start in range(0, len(block), _ZSTD_PIECE_BYTES):
             left = block[start : start + _ZSTD_PIECE_BYTES]
             while left:
-                frame = frame or decompressor.decompressobj()
+                if frame is None:
+                    frame, frames = decompressor.decompressobj(), frames + 1
                 try:
                     data = frame.decompress(left)
                 except zstandard.ZstdError as error:
@@ -197,7 +199,7 @@ def _unzstd(raw: Iterator[bytes]) -> Iterator[bytes]:
                     yield data
                 left = frame.unused_data if frame.eof else b""
                 frame = None if frame.eof else frame
-    if frame is not None:
+    if frame is not None or not frames:
         raise Damaged("the zstandard data end in the middle of a frame: the file is truncated")
 
 
