@@ -53,7 +53,7 @@ class RowLimits:
 
 
 def next_batch(
-    queue: Iterable[Request], plan: Plan, *, row_limit: Callable[[int], int | None] = lambda columns: None, equal_lengths: bool = False
+    queue: Iterable[Request], plan: Plan, *, row_limit: Callable[[int], int | None] | None = None, equal_lengths: bool = False
 ) -> list[Request]:
     """The next requests to run together: the longest prompt in the queue and as many near to it as fit. Leaves ``queue`` alone.
 
@@ -82,9 +82,9 @@ def _near(request: Request, longest: Request, equal_lengths: bool) -> bool:
     return longest_tokens <= PADDED_TO_AT_MOST * tokens or longest_tokens - tokens <= SHORT_TOKENS
 
 
-def _fits(batch: Sequence[Request], plan: Plan, row_limit: Callable[[int], int | None]) -> bool:
+def _fits(batch: Sequence[Request], plan: Plan, row_limit: Callable[[int], int | None] | None) -> bool:
     columns = batch_columns(batch)
-    limit = row_limit(columns)
+    limit = row_limit(columns) if row_limit else None
     return len(batch) <= min(plan.max_batch_rows, limit or plan.max_batch_rows) and len(batch) * columns <= plan.batch_tokens
 
 

@@ -45,7 +45,7 @@ class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # the librar
         self._reserve_columns = reserve_columns
         self._storage: dict[str, torch.Tensor] = {}
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> _KeysValues:
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> _KeysValues:
         """Append (rows, heads, new columns, width); returns all columns."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -95,7 +95,7 @@ class _HostTier:
     keys: Any
     values: Any
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> _KeysValues:
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> _KeysValues:
         """Append to the host; returns earlier and new columns on the device of the new ones."""
         self.compute_device = key_states.device
         near = self._take()

@@ -147,12 +147,13 @@ class ModelEngine:
             )
         ask = request.ask
         parts = (request.ids,) if isinstance(ask, Decode) else (request.ids, *ask.continuations)
-        if not all(parts) or len(parts) == 1 and not isinstance(ask, Decode) or isinstance(ask, Decode) and ask.max_new_tokens < 1:
+        asks_something = ask.max_new_tokens > 0 if isinstance(ask, Decode) else len(ask.continuations) > 0
+        if not (asks_something and all(parts)):
             return "empty_request", "The prompt, or what is asked of it, has no tokens."
         limit = self._forward.vocabulary_tokens
         wrong = next((token for part in parts for token in part if not 0 <= token < limit), None)
         if wrong is not None:
-            return "unknown_token", f"Token id {wrong} is outside the model's vocabulary of {limit}; tokenizer and model do not belong together."
+            return "unknown_token", f"Token id {wrong} is outside the model's vocabulary of {limit}: the tokenizer is not this model's."
         return None
 
 

@@ -118,7 +118,7 @@ def generate(
 
 def decode(forward: Forward, rows: Rows, asks: Sequence[Decode], end_ids: Collection[int], pad_id: int) -> list[Reply]:
     """Carry ``rows`` on until each has ended. ``rows`` is used up."""
-    outputs = [_Output(ask, end_ids) for ask in asks]
+    outputs = [Output(ask, end_ids) for ask in asks]
     live = list(range(len(rows)))  # live[i]: which output row i of the cache belongs to
     while True:
         tokens = _next_tokens(rows.logits, [outputs[owner] for owner in live])
@@ -139,7 +139,7 @@ def _advance(forward: Forward, rows: Rows, tokens: Sequence[int]) -> Rows:
     return replace(rows, mask=mask, positions=rows.positions + 1, logits=logits[:, -1].float())
 
 
-def _next_tokens(logits: torch.Tensor, outputs: Sequence[_Output]) -> list[int | None]:
+def _next_tokens(logits: torch.Tensor, outputs: Sequence[Output]) -> list[int | None]:
     """Let every output take its next token from ``logits`` (rows, vocabulary); None for rows that have ended."""
     best, greedy = logits.max(dim=-1)  # the maximum is NaN or infinite when any logit is NaN or +inf, or all are -inf
     finite, choices = best.isfinite().tolist(), greedy.tolist()
@@ -153,7 +153,7 @@ def _next_tokens(logits: torch.Tensor, outputs: Sequence[_Output]) -> list[int |
     return tokens
 
 
-class _Output:
+class Output:
     """The growing text of one row, and whether it has ended."""
 
     def __init__(self, ask: Decode, end_ids: Collection[int]) -> None:

@@ -27,8 +27,8 @@ def score(forward: Forward, prompts: Sequence[Sequence[int]], asks: Sequence[Sco
     with torch.inference_mode():
         for group in prefill_groups([len(prompt) for prompt in prompts], settings.prefill_chunk_tokens):
             rows = prefill(forward, [prompts[row] for row in group], settings)
-            for scores in score_rows(forward, rows, [asks[row] for row in group], settings):
-                results.append(scores if all(map(math.isfinite, scores)) else NON_FINITE)
+            found = score_rows(forward, rows, [asks[row] for row in group], settings)
+            results += [scores if all(map(math.isfinite, scores)) else NON_FINITE for scores in found]
     return results
 
 

@@ -36,11 +36,9 @@ class Guarded(torch.nn.Module):
     def get_input_embeddings(self) -> Any:
         return self.inner.get_input_embeddings()
 
-    def forward(self, input_ids: Any, attention_mask: Any, position_ids: Any, cache: Any, use_cache: bool, logits_to_keep: int) -> Any:
+    def forward(self, input_ids: Any, attention_mask: Any, position_ids: Any, cache: Any, logits_to_keep: int, **rest: Any) -> Any:
         self.check(input_ids, attention_mask, cache)
-        return self.inner(
-            input_ids, attention_mask=attention_mask, position_ids=position_ids, cache=cache, use_cache=use_cache, logits_to_keep=logits_to_keep
-        )
+        return self.inner(input_ids, attention_mask, position_ids, cache, logits_to_keep=logits_to_keep, **rest)
 
 
 def exhaust_memory() -> None:
@@ -85,7 +83,8 @@ def test_runs_decodes_and_scores_together(plain: list[Generation]) -> None:
     assert texts(done[:8]) == texts(plain)
     assert {generation.batch_rows for generation in done} == {8}
     assert all(len(generation.scores) == 3 and max(generation.scores) < 0 for generation in done[8:])
-    assert all(generation.seconds > 0 and generation.prompt_tokens == len(request.ids) for generation, request in zip(done, requests(), strict=False))
+    assert all(generation.seconds > 0 for generation in done)
+    assert [generation.prompt_tokens for generation in done] == [*LENGTHS, *LENGTHS]
 
 
 def test_released_requests_are_forgotten() -> None:

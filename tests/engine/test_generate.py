@@ -28,7 +28,7 @@ def test_left_padding_counts_real_tokens() -> None:
 
 
 @pytest.mark.parametrize("placement", ["device", "offloaded"])
-@pytest.mark.parametrize("chunk", [4, 28, 100, 10_000])  # 1, 7, 25 and all columns a pass: early passes are nothing but padding for short rows
+@pytest.mark.parametrize("chunk", [4, 28, 100, 10_000])  # 1, 7, 25, all columns a pass: the first are only padding for short rows
 @pytest.mark.parametrize("family", QUICK)
 def test_padded_chunked_prefill_gives_each_rows_own_logits(family: str, chunk: int, placement: Any) -> None:
     forward = Forward(tiny_model(family))
@@ -51,8 +51,14 @@ def test_passes_of_nothing_but_padding_stay_finite_in_bfloat16(attention: str) -
 
 def test_passes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     forward = Forward(tiny_model("llama (GQA)"))
-    sizes, right = [], Forward.__call__
-    monkeypatch.setattr(Forward, "__call__", lambda self, ids, *rest, **named: sizes.append(ids.numel()) or right(self, ids, *rest, **named))
+    sizes: list[int] = []
+    right = Forward.__call__
+
+    def counted(self: Forward, ids: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+        sizes.append(ids.numel())
+        return right(self, ids, *rest, **named)
+
+    monkeypatch.setattr(Forward, "__call__", counted)
     with torch.inference_mode():
         prefill(forward, prompts(LENGTHS), settings(chunk=40))
     assert sum(sizes) == 4 * 60
@@ -83,10 +89,8 @@ class Scripted(torch.nn.Module):
     def get_input_embeddings(self) -> Any:
         return self.inner.get_input_embeddings()
 
-    def forward(self, input_ids: Any, attention_mask: Any, position_ids: Any, cache: Any, use_cache: bool, logits_to_keep: int) -> Any:
-        output = self.inner(
-            input_ids, attention_mask=attention_mask, position_ids=position_ids, cache=cache, use_cache=use_cache, logits_to_keep=logits_to_keep
-        )
+    def forward(self, input_ids: Any, attention_mask: Any, position_ids: Any, cache: Any, logits_to_keep: int, **rest: Any) -> Any:
+        output = self.inner(input_ids, attention_mask, position_ids, cache, logits_to_keep=logits_to_keep, **rest)
         for row, position in enumerate(position_ids[:, -1].tolist()):
             self.push(output.logits[row, -1], position)
         return output

@@ -31,7 +31,8 @@ def test_equal_to_each_continuation_on_its_own(family: str, limits: Settings) ->
     asks = [Score(CONTINUATIONS), Score(CONTINUATIONS[:3]), Score(((40, 41),))]
     found = score(Forward(model), prompts(LENGTHS), asks, limits)
     for prompt, ask, scores in zip(prompts(LENGTHS), asks, found, strict=True):
-        torch.testing.assert_close(torch.tensor(scores), torch.tensor(reference_scores(model, prompt, ask.continuations)), atol=1e-4, rtol=0)
+        expected = torch.tensor(reference_scores(model, prompt, ask.continuations))
+        torch.testing.assert_close(torch.tensor(scores), expected, atol=1e-4, rtol=0)
 
 
 def test_probabilities_of_all_tokens_sum_to_one() -> None:
@@ -58,8 +59,14 @@ def test_the_documents_cache_is_not_changed(family: str, placement: Any) -> None
 
 def test_single_tokens_need_no_second_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     forward = Forward(tiny_model("llama (GQA)"))
-    passes, right = [], Forward.__call__
-    monkeypatch.setattr(Forward, "__call__", lambda self, ids, *rest, **named: passes.append(tuple(ids.shape)) or right(self, ids, *rest, **named))
+    passes: list[tuple[int, ...]] = []
+    right = Forward.__call__
+
+    def counted(self: Forward, ids: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+        passes.append(tuple(ids.shape))
+        return right(self, ids, *rest, **named)
+
+    monkeypatch.setattr(Forward, "__call__", counted)
     score(forward, prompts((20, 20)), [Score(((5,), (6,)))] * 2, settings())
     assert passes == [(2, 20)]
     score(forward, prompts((20, 20)), [Score(((5,), (6, 7), (6, 8, 9)))] * 2, settings())

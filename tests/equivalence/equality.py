@@ -71,8 +71,8 @@ class NotEqual(AssertionError):
 
 def assert_equal_texts(references: Sequence[Reference], candidates: Sequence[Sequence[int]], bound: float = FLOAT32_BOUND) -> int:
     """Hold each candidate (token ids without the end token) to its reference. Returns how many differ at a near-tie."""
-    assert len(references) == len(candidates)
-    return sum(_near_tie(index, reference, tuple(candidate), bound) for index, (reference, candidate) in enumerate(zip(references, candidates)))
+    pairs = enumerate(zip(references, candidates, strict=True))
+    return sum(_near_tie(index, reference, tuple(candidate), bound) for index, (reference, candidate) in pairs)
 
 
 def _near_tie(index: int, reference: Reference, candidate: tuple[int, ...], bound: float) -> bool:

@@ -31,7 +31,9 @@ PATHS = {
     "offloaded": dataclasses.replace(WIDE, placement="offloaded", prefill_chunk_tokens=130),
     "offloaded in small chunks": dataclasses.replace(WIDE, placement="offloaded", prefill_chunk_tokens=16),
 }
-families = pytest.mark.parametrize("family", [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in FAMILIES])
+_MARKED = [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in FAMILIES]
+families = pytest.mark.parametrize("family", _MARKED)
+padded_families = pytest.mark.parametrize("family", [case for case in _MARKED if case.values[0] not in RECURRENT])
 
 
 @functools.cache
@@ -107,7 +109,7 @@ def _wrong_positions(self: Forward, ids: Any, mask: Any, positions: Any, cache: 
 _right = Forward.__call__
 
 
-@pytest.mark.parametrize("family", [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in FAMILIES if name not in RECURRENT])
+@padded_families
 def test_a_mask_that_ignores_padding_is_noticed(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: the comparison is sharp enough, on every family, to see the classic mistake of left padding."""
     model, texts, _ = made(family)
@@ -116,7 +118,7 @@ def test_a_mask_that_ignores_padding_is_noticed(family: str, monkeypatch: pytest
         assert_equal_texts(texts, [generation.token_ids for generation in run(model, WIDE, Decode(NEW_TOKENS))])
 
 
-@pytest.mark.parametrize("family", [name for name in QUICK])
+@pytest.mark.parametrize("family", QUICK)
 def test_wrong_positions_are_noticed(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: position ids of padded rows off by one."""
     model, texts, _ = made(family)
