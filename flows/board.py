@@ -1,0 +1,146 @@
+"""What the Prefect UI shows of a night: a progress artifact while it goes on, log lines, the report at its end.
+
+All of it is best effort. The run only leaves its latest progress here; a thread of its own talks to the server, so a server that is
+slow or gone neither slows nor stops the run. Outside a flow run nothing is shown and nothing is sent.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Self
+from uuid import UUID
+
+import httpx
+from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
+from prefect.context import FlowRunContext
+from prefect.exceptions import PrefectException
+from prefect.logging import get_run_logger
+
+from pipeline.display import facts
+from pipeline.records import Progress
+
+_Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
+_SEND_SECONDS = 5.0
+_LOG_SECONDS = 300.0
+_FAREWELL_SECONDS = 3.0
+_PUBLISH_SECONDS = 15.0
+# Far below what the server's database and the UI take; the whole report lies in the run directory anyway.
+_REPORT_CHARACTERS = 200_000
+
+SERVER_ERRORS = (httpx.HTTPError, PrefectException, OSError, RuntimeError)
+"""What talking to a server that is gone, or came up wrong, raises (httpx says RuntimeError for a client that was closed)."""
+
+
+def in_flow_run() -> bool:
+    """Whether Prefect runs this."""
+    return FlowRunContext.get() is not None
+
+
+def is_served() -> bool:
+    """Whether this flow run was started by a deployment's serving process rather than by hand."""
+    context = FlowRunContext.get()
+    return context is not None and context.flow_run is not None and context.flow_run.deployment_id is not None
+
+
+class Board:
+    """An observer for ``pipeline.runner.run``; a context manager around it."""
+
+    def __init__(self, kind: str, send_seconds: float = _SEND_SECONDS) -> None:
+        self._kind = kind
+        self._send_seconds = send_seconds
+        self._log: _Log = get_run_logger() if in_flow_run() else logging.getLogger(__name__)
+        self._latest = Progress("reading")
+        self._news = threading.Event()
+        self._closing = threading.Event()
+        self._artifact: UUID | None = None
+        self._complained = False
+        self._logged = ("", 0.0)
+        context = contextvars.copy_context()  # the thread sends in the name of this task run
+        self._thread = threading.Thread(target=context.run, args=(self._send_news,), name="progress", daemon=True)
+
+    def __enter__(self) -> Self:
+        if in_flow_run():
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closing.set()
+        self._news.set()
+        if self._thread.is_alive():
+            self._thread.join(_FAREWELL_SECONDS)
+
+    def __call__(self, progress: Progress) -> None:
+        """Note where the run is. Returns at once."""
+        self._latest = progress
+        self._news.set()
+        stage, logged = self._logged
+        now = time.monotonic()
+        if progress.stage != stage or now - logged >= _LOG_SECONDS:
+            self._logged = (progress.stage, now)
+            self._log.info("%s", describe(self._kind, progress))
+
+    def _send_news(self) -> None:
+        while self._news.wait():
+            self._news.clear()
+            closing = self._closing.is_set()
+            self._try_to_send(self._latest)
+            if closing:
+                return
+            self._closing.wait(self._send_seconds)
+
+    def _try_to_send(self, progress: Progress) -> None:
+        try:
+            self._send(100.0 * progress.done / progress.total if progress.total else 0.0, describe(self._kind, progress))
+        except SERVER_ERRORS as error:
+            if not (self._complained or self._closing.is_set()):
+                self._log.warning("The Prefect server does not take the run's progress (%s). The run goes on without showing it.", error)
+            self._complained = True
+
+    def _send(self, percent: float, text: str) -> None:
+        if self._artifact is None:
+            artifact = create_progress_artifact(percent, key=f"{self._kind}-progress", description=text)
+            assert isinstance(artifact, UUID)  # a coroutine only where an event loop runs
+            self._artifact = artifact
+        else:
+            update_progress_artifact(self._artifact, percent, description=text)
+
+
+def describe(kind: str, progress: Progress) -> str:
+    """``summarize: 12 of 60 done, 1 failed, 310 tokens/s, 5 min left``."""
+    if progress.stage == "working":
+        known = [f"{progress.done:,} of {progress.total:,} done", facts(progress)]
+        return f"{kind}: " + ", ".join(filter(None, known))
+    return f"{kind}: {progress.message or progress.stage}"
+
+
+def publish(kind: str, markdown: str) -> bool:
+    """Show the report as an artifact. Whether the server took it."""
+    if not in_flow_run():
+        return False
+    log = get_run_logger()
+    if len(markdown) > _REPORT_CHARACTERS:
+        markdown = markdown[:_REPORT_CHARACTERS] + "\n\n… (the whole report is in the run directory)\n"
+    return _within(_PUBLISH_SECONDS, lambda: create_markdown_artifact(markdown, key=f"{kind}-report", description=f"Report of {kind}"), log)
+
+
+def _within(seconds: float, send: Callable[[], Any], log: _Log) -> bool:
+    """Call ``send`` in a thread and give up waiting after ``seconds``: the client's own retries may take minutes."""
+    problems: list[str] = ["no answer"]
+
+    def attempt() -> None:
+        try:
+            send()
+            problems.clear()
+        except SERVER_ERRORS as error:
+            problems[:] = [str(error) or type(error).__name__]
+
+    thread = threading.Thread(target=contextvars.copy_context().run, args=(attempt,), name="publish", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if problems:
+        log.warning("The Prefect server does not take the report (%s). It lies in the run directory.", problems[0])
+    return not problems

@@ -1,0 +1,144 @@
+"""One night, in plain functions: check the configuration, do the work of one kind of task, render the report. Knows nothing of Prefect.
+
+What a stage gives to the next is small plain data, because a display may want to show it.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal
+
+from pipeline.report import build_report, render_markdown
+from pipeline.stores.ledger import Ledger
+
+from flows.turns import take_turn
+from pipeline.config import Config, load_config
+from pipeline.errors import EXIT_DONE, EXIT_SOME_FAILED, EXIT_STOPPED, AlreadyRunning, ConfigError, StoppedEarly, UsageError
+from pipeline.records import Progress
+from pipeline.run_directory import LEDGER
+from pipeline.runner import RunResult, run
+from pipeline.stopping import StopSignal
+
+Kind = Literal["summarize", "label"]
+Facts = dict[str, Any]
+"""``{"exit_code", "ending", "message", "run_directory", "status"}``, all JSON."""
+
+_NAMES = {EXIT_DONE: "Completed", EXIT_SOME_FAILED: "CompletedWithFailures", EXIT_STOPPED: "StoppedEarly"}
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a night ended: the command line's exit code, a name to show, and a sentence."""
+
+    exit_code: int
+    name: str
+    message: str
+
+
+ended: ContextVar[Callable[[Ending], None]] = ContextVar("ended", default=lambda _: None)
+"""Who wants to hear of the ending even if the display of it fails."""
+
+
+def check(kind: Kind, config: str, overrides: Sequence[str], limit: int | None) -> Facts:
+    """Refuse early what cannot work: an unreadable configuration, no task of this kind, a limit below one. Raises UsageError."""
+    settings = load_config(config, overrides)
+    names = [task.name for task in settings.tasks if task.kind == kind]
+    if not names:
+        others = ", ".join(f"{task.name} ({task.kind})" for task in settings.tasks)
+        raise ConfigError(f"{config} has no task of kind {kind}; it has {others}")
+    if limit is not None and limit < 1:
+        raise UsageError(f"limit is {limit}; give at least 1, or leave it out for all documents")
+    return {"run_directory": settings.run.directory, "tasks": names}
+
+
+def work(
+    kind: Kind,
+    config: str,
+    overrides: Sequence[str],
+    limit: int | None,
+    *,
+    observer: Callable[[Progress], None] = lambda _: None,
+    patient: bool = False,
+) -> Facts:
+    """Do what the run directory does not hold yet. ``patient``: see ``watching``. An early stop is no error; raises UsageError."""
+    settings = load_config(config, overrides)
+    stop = StopSignal()
+    try:
+        with watching(stop, patient=patient), stop.watch_deadline(settings.run.deadline), take_turn(settings.run.directory, kind) as turn:
+            result = turn.when_free(lambda: _run(settings, kind, limit, observer, stop), observer, stop)
+    except AlreadyRunning as error:
+        return _facts(error.exit_code, "AlreadyRunning", f"Already running: {error}", settings.run.directory)
+    except StoppedEarly as stopped:  # before the run itself began
+        return _facts(stopped.exit_code, "StoppedEarly", _stopped(str(stopped)), settings.run.directory)
+    return _facts(result.exit_code, _NAMES.get(result.exit_code, "Failed"), _sentence(result), str(result.directory)) | {
+        "status": result.status.to_json()
+    }
+
+
+def report_markdown(run_directory: str) -> str:
+    """The report as it stands now, from the ledger alone."""
+    with Ledger.open(Path(run_directory) / LEDGER, write=False) as ledger:
+        return render_markdown(build_report(ledger))
+
+
+def ending(facts: Facts) -> Ending:
+    """The ending of a night's facts, announced to whoever asked through ``ended``."""
+    end = Ending(facts["exit_code"], facts["ending"], facts["message"])
+    ended.get()(end)
+    return end
+
+
+@contextmanager
+def watching(stop: StopSignal, *, patient: bool) -> Iterator[None]:
+    """Turn SIGINT and SIGTERM into a wish to stop.
+
+    On a command line the second signal ends the process at once. A served run is told twice when its serving process is stopped (the
+    terminal's Ctrl-C reaches both, then the serving process passes on a SIGTERM), and whoever serves it kills it if it lingers: it is
+    ``patient`` and uses the time it has.
+    """
+    if not patient or threading.current_thread() is not threading.main_thread():
+        with stop.watch_signals():
+            yield
+        return
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        stop.request(f"signal {signal.Signals(number).name}")
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _run(settings: Config, kind: Kind, limit: int | None, observer: Callable[[Progress], None], stop: StopSignal) -> RunResult:
+    return run(settings, limit=limit, kinds={kind}, observer=observer, stop=stop)
+
+
+def _facts(exit_code: int, name: str, message: str, directory: str) -> Facts:
+    return {"exit_code": exit_code, "ending": name, "message": message, "run_directory": directory}
+
+
+def _sentence(result: RunResult) -> str:
+    if result.exit_code == EXIT_STOPPED:
+        return _stopped(result.reason)
+    words = "All done" if result.exit_code == EXIT_DONE else "Finished; some documents failed"
+    return f"{words}: {_counts(result)}. Report: {result.report}"
+
+
+def _stopped(reason: str) -> str:
+    return f"Stopped early ({reason}). What is done is recorded; run the same again and it goes on from there."
+
+
+def _counts(result: RunResult) -> str:
+    tasks = result.status.to_json()["tasks"]
+    counts = {name: ", ".join(f"{count:,} {state}" for state, count in states.items() if count) for name, states in tasks.items()}
+    return "; ".join(f"{name} {words}" for name, words in counts.items())

@@ -1,0 +1,141 @@
+"""Serves the flows as the deployments ``summarize/overnight`` and ``label/overnight``: ``python -m flows.serve``.
+
+The serving process starts each run in a process of its own, in this working directory, and passes cancellations on to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+import zoneinfo
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+from prefect.deployments.runner import RunnerDeployment
+from prefect.exceptions import PrefectException, PrefectHTTPStatusError
+from prefect.flows import Flow
+from prefect.runner import Runner
+from prefect.schedules import Cron, Schedule
+from prefect.types.entrypoint import EntrypointType
+
+from flows.connection import require_server
+from flows.label import label
+from flows.summarize import summarize
+from pipeline.config import load_config
+from pipeline.errors import EXIT_DONE, OvernightError, UsageError
+
+NAME = "overnight"
+_CRON = "0 22 * * *"
+_LOCALTIME = Path("/etc/localtime")
+
+
+class PatientRunner(Runner):
+    """A runner that outlives its server.
+
+    Prefect's own gives up after three polls without an answer (half a minute) and takes the runs under way down with it: a server
+    that is restarted at night would end the night.
+    """
+
+    async def __aenter__(self) -> Self:
+        """Start the services, then make the poll for work forgiving."""
+        await super().__aenter__()
+        poller = self._scheduled_run_poller
+        ask = poller._get_and_submit_flow_runs  # noqa: SLF001  # Prefect offers no setting for this
+        lost = False
+
+        async def ask_patiently(*arguments: Any, **options: Any) -> None:
+            nonlocal lost
+            try:
+                await ask(*arguments, **options)
+                if lost:
+                    self._logger.info("The Prefect server answers again.")
+                lost = False
+            except (httpx.TransportError, PrefectHTTPStatusError) as error:
+                if not lost:
+                    self._logger.warning("The Prefect server does not answer (%s). Runs under way go on; asking until it does.", error)
+                lost = True
+
+        poller._get_and_submit_flow_runs = ask_patiently  # type: ignore[method-assign]  # noqa: SLF001  # as above
+        return self
+
+
+def deployments(config: str, cron: str | None, timezone: str) -> list[RunnerDeployment]:
+    """Both deployments. Raises UsageError for a schedule that is none."""
+    if timezone not in zoneinfo.available_timezones():
+        raise UsageError(f"--timezone {timezone!r} is not a time zone; write for example Europe/Berlin or UTC")
+    try:
+        schedule: Schedule | None = Cron(cron, timezone=timezone) if cron else None
+    except ValueError as error:
+        raise UsageError(f"--cron {cron!r} is not a schedule: {error}. Write five fields, for example {_CRON!r}") from None
+    return [_deployment(flow, config, schedule) for flow in (summarize, label)]
+
+
+def _deployment(flow: Flow[Any, Any], config: str, schedule: Schedule | None) -> RunnerDeployment:
+    deployment = flow.to_deployment(
+        name=NAME,
+        schedule=schedule,
+        parameters={"config": config},
+        description=f"{flow.name.capitalize()} what the configuration's source holds, every night; goes on where it stopped.",
+        entrypoint_type=EntrypointType.MODULE_PATH,
+    )
+    assert isinstance(deployment, RunnerDeployment)  # a coroutine only where an event loop runs
+    return deployment
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve until stopped. The exit code."""
+    asked = _parser().parse_args(arguments)
+    try:
+        load_config(asked.config)
+        address = require_server()
+        _serve(deployments(asked.config, asked.cron if asked.cron != "none" else None, asked.timezone), asked, address)
+    except OvernightError as error:
+        print(f"overnight: {error}", file=sys.stderr)
+        return error.exit_code
+    except (httpx.HTTPError, PrefectException) as error:
+        print(f"overnight: the Prefect server was lost while serving began or ended ({error}); no run is harmed.", file=sys.stderr)
+    return EXIT_DONE
+
+
+def _serve(served: list[RunnerDeployment], asked: argparse.Namespace, address: str) -> None:
+    runner = PatientRunner(name=NAME)
+    for deployment in served:
+        runner.add_deployment(deployment)
+    print("\n".join(_announcement(served, asked, address)), flush=True)
+    try:
+        asyncio.run(runner.start())
+    except KeyboardInterrupt:
+        print("Stopped serving; the schedules rest until it is started again.", file=sys.stderr)
+
+
+def _announcement(served: list[RunnerDeployment], asked: argparse.Namespace, address: str) -> list[str]:
+    when = "no schedule" if asked.cron == "none" else f"schedule {asked.cron!r}, {asked.timezone} time"
+    lines = [f"Serving on {address} ({when}; configuration {asked.config}):"]
+    names = [f"{deployment.flow_name}/{deployment.name}" for deployment in served]
+    lines += [f"  {name}" for name in names]
+    lines += ["Start one now, from another terminal:"]
+    lines += [f"  prefect deployment run {name}" for name in names]
+    return [*lines, "Keep this process running; Ctrl-C ends it, and with it the runs it started (they go on when started again)."]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m flows.serve", description="Serve the flows to a Prefect server, every night.")
+    parser.add_argument("--config", default="configs/demo.yaml", help="the configuration that scheduled runs use (%(default)s)")
+    parser.add_argument("--cron", default=_CRON, help="when both start, or 'none' (%(default)s)")
+    parser.add_argument("--timezone", default=local_timezone(), help="of the schedule (%(default)s)")
+    return parser
+
+
+def local_timezone() -> str:
+    """IANA name of this machine's time zone, as far as it tells; else UTC. Prefect takes schedules in UTC unless told."""
+    linked = str(_LOCALTIME.resolve()).rpartition("zoneinfo/")[2]
+    known = zoneinfo.available_timezones()
+    return next((name for name in (os.environ.get("TZ", "").lstrip(":"), linked) if name in known), "UTC")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""The stages of a night as Prefect tasks, and the body that all flows share.
+
+Prefect only displays: no caching (its cache would pickle inputs and never hit), no persisted results, no retries and no concurrency
+limits (their leases kill healthy runs); the run directory's lock and ledger do that work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
+
+from flows import board, night
+from flows.logs import calm_logs
+from flows.night import Ending, Facts, Kind
+from pipeline.errors import OvernightError
+
+
+@task(name="check the configuration", cache_policy=NO_CACHE, persist_result=False)
+def check_configuration(kind: Kind, config: str, overrides: Sequence[str], limit: int | None) -> Facts:
+    """Refuse early what cannot work."""
+    return night.check(kind, config, overrides, limit)
+
+
+@task(name="run the night", cache_policy=NO_CACHE, persist_result=False)
+def run_the_night(kind: Kind, config: str, overrides: Sequence[str], limit: int | None) -> Facts:
+    """Do what the run directory does not hold yet."""
+    with board.Board(kind) as observer:
+        return night.work(kind, config, overrides, limit, observer=observer, patient=board.is_served())
+
+
+@task(name="publish the report", cache_policy=NO_CACHE, persist_result=False)
+def publish_report(kind: Kind, run_directory: str) -> bool:
+    """Show the report in the UI."""
+    return board.publish(kind, night.report_markdown(run_directory))
+
+
+def through_the_night(kind: Kind, config: str, overrides: Sequence[str], limit: int | None) -> State[Any]:
+    """The body of every flow. The state's name says how the night ended; a user's mistake is a failure with its sentence."""
+    calm_logs()
+    try:
+        check_configuration(kind, config, overrides, limit)
+        facts = run_the_night(kind, config, overrides, limit)
+    except OvernightError as error:
+        night.ended.get()(Ending(error.exit_code, "Failed", str(error)))
+        return Failed(message=str(error), data=error)
+    end = night.ending(facts)
+    if end.name != "AlreadyRunning":
+        publish_report(kind, facts["run_directory"])
+    return Completed(name=end.name, message=end.message, data=facts)
