@@ -22,7 +22,8 @@ def files(path: Path | str | list[str], **settings: Any) -> list[str]:
 
 
 def test_a_folder_is_read_recursively_sorted_and_without_hidden_files(tmp_path: Path) -> None:
-    for name in ("b.jsonl", "a/z.csv", "a/y.json.gz", "c.txt", "._b.jsonl", ".DS_Store", "a/.hidden/x.jsonl", ".git/x.txt", "notes.pdf", "UP.JSONL"):
+    hidden = ("._b.jsonl", ".DS_Store", "a/.hidden/x.jsonl", ".git/x.txt")
+    for name in ("b.jsonl", "a/z.csv", "a/y.json.gz", "c.txt", "notes.pdf", "UP.JSONL", *hidden):
         put(tmp_path / name, ROW)
     found = [os.path.relpath(file, tmp_path) for file in files(tmp_path)]
     assert found == ["UP.JSONL", "a/y.json.gz", "a/z.csv", "b.jsonl", "c.txt"]

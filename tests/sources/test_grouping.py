@@ -49,7 +49,8 @@ def test_a_group_that_comes_back_is_rejected_row_by_row(tmp_path: Path) -> None:
 
 
 def test_a_row_without_its_place_in_the_order_is_a_reject(tmp_path: Path) -> None:
-    rows = [{"doc": "a", "text": "1"}, {"doc": "a", "text": "2", "page": None}, {"doc": "a", "text": "3", "page": 1}, {"doc": "a", "text": "4", "page": True}]
+    pages: list[dict[str, object]] = [{}, {"page": None}, {"page": 1}, {"page": True}]
+    rows = [{"doc": "a", "text": str(number), **page} for number, page in enumerate(pages, 1)]
     documents, rejects = read(put(tmp_path / "a.jsonl", json_lines(rows)), group_by={"field": "doc", "order_by": "page"})
     assert pairs(documents) == [("a", "3")]
     assert [word in reject.reason for word, reject in zip(("missing", "null", "a boolean"), rejects, strict=True)] == [True] * 3

@@ -24,15 +24,19 @@ ROWS = {"id": [1, 2, 3], "text": ["a", None, "c"], "title": ["x", "y", "z"], "ot
 
 @pytest.mark.parametrize(
     ("path", "hub"),
-    [("hf://datasets/owner/name", True), ("hf://owner/name", True), ("hf://name", True), ("hf://datasets/o/n/data/x.parquet", False), ("o/n", False)],
-)
+    [
+        ("hf://datasets/owner/name", True), ("hf://owner/name", True), ("hf://name", True),
+        ("hf://datasets/o/n/data/x.parquet", False), ("o/n", False),
+    ],
+)  # fmt: skip
 def test_which_paths_name_a_dataset(path: str, hub: bool) -> None:
     assert is_hub(path) is hub
 
 
 def test_streamed_rows(tmp_path: Path) -> None:
     datasets.Dataset.from_dict(ROWS).to_parquet(tmp_path / "a.parquet")
-    dataset = datasets.load_dataset("parquet", data_files=str(tmp_path / "a.parquet"), split="train", streaming=True, cache_dir=str(tmp_path / "c"))
+    files, cache = str(tmp_path / "a.parquet"), str(tmp_path / "cache")
+    dataset = datasets.load_dataset("parquet", data_files=files, split="train", streaming=True, cache_dir=cache)
     want = wanted(SourceConfig(path="hf://owner/name"), ["title"])
     rows = list(stream_rows(dataset, "hf://owner/name", want))
     assert all(set(row.values) == {"id", "text", "title"} for row in rows)
@@ -59,7 +63,8 @@ def test_a_stream_that_breaks_is_told_with_its_place(tmp_path: Path) -> None:
 
 def test_a_dataset_out_of_reach_is_one_sentence(tmp_path: Path) -> None:
     program = (
-        "from pipeline.config import SourceConfig\nfrom pipeline.errors import SourceError\nfrom pipeline.sources import read_source, source_files\n"
+        "from pipeline.config import SourceConfig\nfrom pipeline.errors import SourceError\n"
+        "from pipeline.sources import read_source, source_files\n"
         "config = SourceConfig(path='hf://datasets/some-owner/some-name')\nassert source_files(config) == []\n"
         "try:\n    next(iter(read_source(config)))\nexcept SourceError as error:\n    print(error)\n"
     )
@@ -93,7 +98,8 @@ def test_a_saved_dataset(tmp_path: Path) -> None:
 
 def test_a_saved_dataset_of_several_splits(tmp_path: Path) -> None:
     path = tmp_path / "saved"
-    datasets.DatasetDict({"train": datasets.Dataset.from_dict(ROWS), "test": datasets.Dataset.from_dict(ROWS).select([0])}).save_to_disk(path)
+    rows = datasets.Dataset.from_dict(ROWS)
+    datasets.DatasetDict({"train": rows, "test": rows.select([0])}).save_to_disk(path)
     assert pairs(read(path, split="test")[0]) == [("1", "a")]
     assert len(read(path)[0]) == 2
     with pytest.raises(SourceError, match=r"no split 'dev' \(splits: train, test\)"):

@@ -44,7 +44,9 @@ def test_json_lines_and_objects_one_after_the_other(tmp_path: Path) -> None:
     assert rejects == []
 
 
-@pytest.mark.parametrize("bad", [b'{"id": 1 "text": 2}', b'{"id": "1", "text": "unterminated}', b'{"id": "1", "text": "\xff"}', b"[1]", b"17"])
+@pytest.mark.parametrize(
+    "bad", [b'{"id": 1 "text": 2}', b'{"id": "1", "text": "unterminated}', b'{"id": "1", "text": "\xff"}', b"[1]", b"17"]
+)
 @pytest.mark.parametrize("at", [0, 2])
 def test_a_bad_line_in_misnamed_json_lines(tmp_path: Path, bad: bytes, at: int) -> None:
     lines = json_lines(ROWS).splitlines()
@@ -71,7 +73,13 @@ def test_a_plain_list_needs_no_key(tmp_path: Path) -> None:
     assert pairs(read(put(tmp_path / "a.json", json.dumps(ROWS)), records_field="records")[0]) == PAIRS
 
 
-@pytest.mark.parametrize("bad", ["3", "null", '"x"', "[1]", '{"id":"x","text":null}', '{"id":"x" "text":"x"}', "NaN", "nonsense", "{} {}", '{"id":"x","text":"a\nb"}'])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "3", "null", '"x"', "[1]", '{"id":"x","text":null}', '{"id":"x" "text":"x"}', "NaN", "nonsense", "{} {}",
+        '{"id":"x","text":"a\nb"}',
+    ],
+)  # fmt: skip
 def test_a_bad_element_is_one_reject(tmp_path: Path, bad: str) -> None:
     parts = [json.dumps(row) for row in ROWS]
     documents, rejects = read(put(tmp_path / "a.json", f"[{parts[0]}, {bad} ,{parts[1]}]"))

@@ -49,7 +49,9 @@ def test_a_row_number_is_no_identity() -> None:
     assert "a row number alone is never an identity" in rejected.reason
 
 
-@pytest.mark.parametrize(("value", "words"), [(None, "null"), (3, "a number"), (["t"], "a list"), (b"t", "bytes"), (Unreadable("x"), "unreadable")])
+@pytest.mark.parametrize(
+    ("value", "words"), [(None, "null"), (3, "a number"), (["t"], "a list"), (b"t", "bytes"), (Unreadable("x"), "unreadable")]
+)
 def test_a_text_is_a_string(value: object, words: str) -> None:
     rejected = convert(id="a", text=value)
     assert isinstance(rejected, Reject)
@@ -79,7 +81,8 @@ def test_lone_surrogates_never_reach_an_encoder() -> None:
     [
         (None, None), (True, True), (3, 3), (2.5, 2.5), (float("nan"), None), ("x", "x"),
         ([1, {"a": None}], '[1, {"a": null}]'), ({"a": [float("nan")]}, '{"a": [null]}'), (("é",), '["é"]'),
-        (datetime.datetime(2024, 5, 6, 7, 8), "2024-05-06T07:08:00"), (datetime.date(2024, 5, 6), "2024-05-06"), (datetime.time(7, 8), "07:08:00"),
+        (datetime.datetime(2024, 5, 6, 7, 8, tzinfo=datetime.UTC), "2024-05-06T07:08:00+00:00"),
+        (datetime.date(2024, 5, 6), "2024-05-06"), (datetime.time(7, 8), "07:08:00"),
         (decimal.Decimal("1.50"), "1.50"), (b"a\xff", "a\\xff"), ([datetime.date(2024, 5, 6)], '["2024-05-06"]'),
     ],
 )  # fmt: skip

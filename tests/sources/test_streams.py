@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.sources.files import SourceFile
-from pipeline.sources.streams import BLOCK_BYTES, Damaged, read_blocks, read_lines
+from pipeline.sources.streams import BLOCK_BYTES, Damaged, Line, read_blocks, read_lines
 from tests.sources.reading import json_lines, packed, put, read
 
 ROWS = [{"id": str(number), "text": f"text {number} " + "abc" * (number % 7)} for number in range(40)]
@@ -91,7 +92,7 @@ def test_zstandard_without_a_size_and_with_several_frames(tmp_path: Path) -> Non
 @given(data=st.binary(max_size=200), cuts=st.lists(st.integers(0, 200), max_size=5), any_newline=st.booleans())
 def test_lines_do_not_depend_on_blocks(data: bytes, cuts: list[int], any_newline: bool) -> None:
     places = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
-    blocks = [data[start:end] for start, end in zip(places, places[1:], strict=False)]
+    blocks = [data[start:end] for start, end in pairwise(places)]
     lines = list(read_lines(iter(blocks), any_newline=any_newline))
     assert lines == list(read_lines(iter([data]), any_newline=any_newline))
     assert b"".join(line.data for line in lines) == data.removeprefix(b"\xef\xbb\xbf")
@@ -111,7 +112,7 @@ def test_a_fault_in_a_line_gives_its_piece_and_its_place() -> None:
         yield b"one\ntw"
         raise Damaged("torn")
 
-    found = []
+    found: list[Line] = []
     with pytest.raises(Damaged) as caught:
         found += read_lines(blocks())
     lines = read_lines(blocks())

@@ -10,7 +10,10 @@ import pytest
 
 from tests.sources.reading import packed, pairs, put, read
 
-ROWS = [["1", "plain"], ["2", 'quo"te, and\ncomma'], ["3", "a\r\nb\rc"], ["4", ""], ["5", "nul\0 \u2028 \x85 é"], ["6", " spaces "], ["7", "last"]]
+ROWS = [
+    ["1", "plain"], ["2", 'quo"te, and\ncomma'], ["3", "a\r\nb\rc"], ["4", ""], ["5", "nul\0 \u2028 \x85 é"], ["6", " spaces "],
+    ["7", "last"],
+]  # fmt: skip
 
 
 def written(rows: list[list[str]], header: tuple[str, ...] = ("id", "text"), **dialect: str) -> bytes:
@@ -30,7 +33,7 @@ def test_exact_cells(tmp_path: Path, ending: str, delimiter: str, line_end: str,
     documents, rejects = read(put(tmp_path / f"a{ending}{compression}", packed(data.removesuffix(line_end.encode()), compression)))
     assert rejects == []
     assert pairs(documents) == [(identity, text) for identity, text in ROWS]
-    assert all(data[document.origin.offset :].startswith(document.id.encode()) for document in documents if document.origin.offset is not None)
+    assert all(data[document.origin.offset or 0 :].startswith(document.id.encode()) for document in documents)
 
 
 def test_a_tab_separated_file_may_hold_commas_in_its_header(tmp_path: Path) -> None:
@@ -90,7 +93,7 @@ def test_no_rows(tmp_path: Path, data: str) -> None:
 
 
 def test_a_cell_of_ten_megabytes(tmp_path: Path) -> None:
-    text = "a,\n" * 3_500_000
+    text = ("a, " * 20 + "\n") * 170_000
     assert pairs(read(put(tmp_path / "a.csv", f'id,text\n1,"{text}"\n2,b\n'))[0]) == [("1", text), ("2", "b")]
 
 
