@@ -16,6 +16,7 @@ from uuid import UUID
 
 import httpx
 from prefect.artifacts import create_markdown_artifact, create_progress_artifact, update_progress_artifact
+from prefect.client.orchestration import get_client
 from prefect.context import FlowRunContext
 from prefect.exceptions import PrefectException
 from prefect.logging import get_run_logger
@@ -44,6 +45,18 @@ def is_served() -> bool:
     """Whether this flow run was started by a deployment's serving process rather than by hand."""
     context = FlowRunContext.get()
     return context is not None and context.flow_run is not None and context.flow_run.deployment_id is not None
+
+
+def is_being_cancelled() -> bool:
+    """Whether somebody cancels this flow run, as far as the server can tell."""
+    context = FlowRunContext.get()
+    if context is None or context.flow_run is None:
+        return False
+    try:
+        state = get_client(sync_client=True).read_flow_run(context.flow_run.id).state
+    except SERVER_ERRORS:
+        return False
+    return state is not None and state.is_cancelling()
 
 
 class Board:

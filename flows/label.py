@@ -22,7 +22,7 @@ def label(config: ConfigPath = "configs/demo.yaml", overrides: Overrides = [], l
     """Give every document one of the labels in the configuration's source that has no answer yet. Started again, it goes on from there.
 
     Args:
-        config: Path of the YAML configuration, as seen from where ``python -m flows.serve`` was started.
+        config: Path of the YAML configuration, as seen from where `python -m flows.serve` was started.
         overrides: Keys of the configuration to override, each as a.b=c, for example run.deadline="07:00".
         limit: Only the first so many documents; empty for all.
     """

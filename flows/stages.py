@@ -12,12 +12,13 @@ from typing import Any
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
+from prefect.exceptions import Abort
 from prefect.states import Completed, Failed
 
 from flows import board, night
 from flows.logs import calm_logs
 from flows.night import Ending, Facts, Kind
-from pipeline.errors import OvernightError
+from pipeline.errors import EXIT_STOPPED, OvernightError
 
 
 @task(name="check the configuration", cache_policy=NO_CACHE, persist_result=False)
@@ -51,4 +52,6 @@ def through_the_night(kind: Kind, config: str, overrides: Sequence[str], limit: 
     end = night.ending(facts)
     if end.name != "AlreadyRunning":
         publish_report(kind, facts["run_directory"])
+    if end.exit_code == EXIT_STOPPED and board.is_being_cancelled():
+        raise Abort("cancelled")  # the server takes no ending of ours for a cancelled run; the serving process writes it
     return Completed(name=end.name, message=end.message, data=facts)
