@@ -97,9 +97,14 @@ class Decode:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """Ask for the log-probability of each continuation (non-empty token sequences) after the prompt."""
+    """Ask for the log-probability of each continuation (non-empty token sequences) after the prompt.
+
+    With ``tolerance`` above 0, continuations that together cannot change the winner, nor its probability among all of them by more
+    than that, may be left at an upper bound.
+    """
 
     continuations: tuple[tuple[int, ...], ...]
+    tolerance: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,8 @@ from pipeline.report import write_report
 from pipeline.run_directory import RunDirectory
 from pipeline.sources import read_source
 from pipeline.stopping import StopSignal
-from pipeline.stores.ledger import Ledger, Status
+from pipeline.stores.ledger import Ledger
+from pipeline.stores.reading import Status
 from pipeline.tasks import Task
 from pipeline.versions import stack_versions
 
@@ -161,18 +162,18 @@ class Night:
         inventory.finish(complete=limit is None)
 
     def _source(self, limit: int | None) -> Iterator[Document | Reject]:
-        fields = sorted({name for task in self._prepared.tasks for name in task.job.fields})
+        fields = sorted({name for task in self._ledger.tasks() for name in task.job.fields})
         return _first_documents(read_source(self._config.source, fields), limit)
 
     # ── working ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _work(self, limit: int | None) -> None:
         """All pending works, those that were beside a dead worker before last and alone."""
-        total = sum(self._ledger.pending_count(task.job.name) for task in self._prepared.tasks)
-        if not total:
+        sizes = [self._ledger.pending_size(task.job.name) for task in self._prepared.tasks]
+        self._total = sum(works for works, _ in sizes)
+        if not self._total:
             return
-        self._total = total
-        self._pace = Pace(sum(self._ledger.pending_characters(task.job.name) for task in self._prepared.tasks))
+        self._pace = Pace(sum(characters for _, characters in sizes))
         suspects: list[Pending] = []
         self._through(self._pending(limit, suspects))
         for suspect in suspects:
@@ -219,7 +220,7 @@ class Night:
             worker = self._crew.worker()
             worker.admit(flight.requests())
             replies = flight.receive(worker.collect(_POLL_SECONDS))
-            self._ledger.record_replies(self._run, [(reply.work, reply.step, reply.generation) for reply in replies])
+            self._ledger.record_replies([(reply.work, reply.step, reply.generation) for reply in replies])
             worker.release(flight.cancelled())
 
     def _begin(self, group: Sequence[Pending], flight: Flight) -> None:

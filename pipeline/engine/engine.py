@@ -138,6 +138,10 @@ class ModelEngine:
             return generate(self._forward, prompts, decodes, self._end_ids, settings)
         return score(self._forward, prompts, scores, settings)
 
+    def refuses(self, request: Request) -> bool:
+        """Whether ``request`` cannot be asked as it is; admitting it gives the reason back."""
+        return self._refusal(request) is not None
+
     def _refusal(self, request: Request) -> _Error | None:
         """Why ``request`` cannot be asked, or None."""
         if row_tokens(request) > self._plan.context_tokens:

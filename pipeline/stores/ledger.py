@@ -1,0 +1,365 @@
+"""The ledger: the one source of truth for what has been asked, answered and failed in a run directory.
+
+Only the runner writes, one transaction a batch of documents; readers may look at any time. A work is one task's question about one
+document: (task, work key). Before a work begins its attempt is marked; when it ends, result, state and attempt are committed
+together. What is present is what the latest complete reading of the source has seen, or any later, partial one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy.exc import DatabaseError, OperationalError
+
+from pipeline.errors import JobChanged, LedgerError, StoppedEarly, UsageError
+from pipeline.records import STATES, Generation, Outcome, Step, TaskJob
+from pipeline.stores import reading
+from pipeline.stores.changes import describe_change
+from pipeline.stores.inventory import Inventory
+from pipeline.stores.reading import ExportRow, InputRow, RecordedStep, Status, TaskRow
+from pipeline.stores.schema import FORMAT, attempts, connect, meta, metadata, replies, results, runs, tasks, work
+from pipeline.wire import pack_generation, unpack_generation
+
+WorkId = tuple[str, str]
+_KEYS_AT_ONCE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class PendingWork:
+    """A work to be done. ``crashes`` counts attempts that ended with the worker's death, ``attempts`` all of them."""
+
+    key: str
+    attempts: int
+    crashes: int
+
+
+class Ledger:
+    """An open ledger; close it, or use it as a context manager. One thread."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+        self._task_ids: dict[str, int] = {}
+
+    @classmethod
+    def open(cls, path: Path, *, write: bool) -> Ledger:
+        """Open, or with ``write`` create, the ledger. Raises UsageError when there is none, LedgerError when it is not ours."""
+        if not write and not path.exists():
+            raise UsageError(f"{path.parent} is not a run directory: it has no {path.name}")
+        engine = connect(path, write=write)
+        ledger = cls(engine)
+        try:
+            ledger._check_format(write=write)
+            ledger._load_tasks()
+        except DatabaseError as error:
+            engine.dispose()
+            if _disk_is_full(error):
+                raise StoppedEarly(f"the disk that holds {path} is full") from None
+            raise LedgerError(f"{path} cannot be read as a ledger: {error.orig}") from None
+        except BaseException:
+            engine.dispose()
+            raise
+        return ledger
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._engine.dispose()
+
+    # ── runs ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin_run(self, facts: Mapping[str, Any]) -> int:
+        """Open a run. Attempts that an earlier one left open were cut short with it: nobody's fault, and pending again."""
+        now = time.time()
+        with self._writing() as connection:
+            run = connection.execute(runs.insert().values(started_at=now, facts=dict(facts))).inserted_primary_key
+            assert run is not None
+            connection.execute(
+                attempts.update()
+                .where(attempts.c.outcome.is_(None))
+                .values(outcome="interrupted", detail="the run ended without ending this attempt", ended_at=now)
+            )
+            connection.execute(work.update().where(work.c.state == "running").values(state="pending"))
+            return int(run[0])
+
+    def annotate_run(self, run: int, **facts: Any) -> None:
+        """Add facts to a run."""
+        with self._writing() as connection:
+            before = connection.execute(sa.select(runs.c.facts).where(runs.c.id == run)).scalar_one()
+            connection.execute(runs.update().where(runs.c.id == run).values(facts={**before, **facts}))
+
+    def end_run(self, run: int, exit_code: int, reason: str) -> None:
+        """Close a run with its outcome."""
+        with self._writing() as connection:
+            connection.execute(runs.update().where(runs.c.id == run).values(ended_at=time.time(), exit_code=exit_code, reason=reason))
+
+    def resolved(self) -> dict[str, Any]:
+        """What ``auto`` has meant in this run directory, by name."""
+        with self._reading() as connection:
+            rows = connection.execute(sa.select(meta.c.name, meta.c.value).where(meta.c.name.like("resolved.%")))
+            return {name.removeprefix("resolved."): value for name, value in rows}
+
+    def resolve(self, name: str, value: Any) -> Any:
+        """Keep ``value`` for ``name`` unless one is kept already; returns the one that is kept."""
+        with self._writing() as connection:
+            connection.execute(insert(meta).values(name=f"resolved.{name}", value=value).on_conflict_do_nothing())
+        return self.resolved()[name]
+
+    # ── tasks ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def accept_tasks(self, jobs: Sequence[TaskJob], *, fork: bool) -> None:
+        """Take the tasks of a configuration in: new ones are added, known ones found again, changed ones refused or forked.
+
+        Raises JobChanged with the differences of every changed task.
+        """
+        with self._writing() as connection:
+            refused = []
+            for job in jobs:
+                versions = connection.execute(sa.select(tasks).where(tasks.c.name == job.name).order_by(tasks.c.version)).all()
+                same = next((row for row in versions if row.fingerprint == job.fingerprint), None)
+                if same is None and versions and not fork:
+                    active = next(row for row in versions if row.active)
+                    refused.append(describe_change(job.name, active.identity, job.identity))
+                elif same is None:
+                    self._add_version(connection, job, len(versions) + 1)
+                else:
+                    self._activate(connection, job.name, same.version)
+            if refused:
+                raise JobChanged(
+                    "this run directory holds answers to other questions:\n" + "\n".join(refused) + "\n"
+                    "Use another run.directory, or --fork to start the changed tasks beside the old ones."
+                )
+        self._load_tasks()
+
+    def _add_version(self, connection: sa.Connection, job: TaskJob, version: int) -> None:
+        values = {"kind": job.kind, "fingerprint": job.fingerprint, "identity": dict(job.identity), "fields": list(job.fields)}
+        connection.execute(tasks.insert().values(name=job.name, version=version, active=0, **values))
+        self._activate(connection, job.name, version)
+
+    def _activate(self, connection: sa.Connection, name: str, version: int) -> None:
+        connection.execute(tasks.update().where(tasks.c.name == name).values(active=sa.case((tasks.c.version == version, 1), else_=0)))
+
+    # ── inputs and works ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def start_inventory(self, run: int) -> Inventory:
+        """Begin to read the source: which rows there are, and what each active task has to do about them."""
+        return Inventory(self._writing, run, [(self._task_ids[row.job.name], row.job) for row in self.tasks()])
+
+    def pending(self, task: str, keys: Sequence[str]) -> dict[str, PendingWork]:
+        """Those of ``keys`` that are to be worked on now, in their order."""
+        found: dict[str, PendingWork] = {}
+        columns = sa.select(work.c.key, work.c.attempts, work.c.crashes)
+        with self._reading() as connection:
+            for begin in range(0, len(keys), _KEYS_AT_ONCE):
+                some = keys[begin : begin + _KEYS_AT_ONCE]
+                query = columns.where(work.c.task_id == self._task_ids[task], work.c.key.in_(some), work.c.state == "pending")
+                found.update((row.key, PendingWork(row.key, row.attempts, row.crashes)) for row in connection.execute(query))
+        return {key: found[key] for key in keys if key in found}
+
+    def pending_size(self, task: str) -> tuple[int, int]:
+        """(works, characters) of a task that are present and pending."""
+        with self._reading() as connection:
+            present = reading.presence(connection)
+            query = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(work.c.characters), 0)).where(
+                work.c.task_id == self._task_ids[task], work.c.state == "pending", work.c.inventory_id >= present
+            )
+            count, characters = connection.execute(query).one()
+            return int(count), int(characters)
+
+    def mark(self, run: int, works: Sequence[WorkId]) -> None:
+        """Note durably that these are about to be worked on, so that one that takes the process down can be found."""
+        if not works:
+            return
+        now = time.time()
+        with self._writing() as connection:
+            keyed = [{"task": self._task_ids[task], "work": key} for task, key in works]
+            mine = (work.c.task_id == sa.bindparam("task"), work.c.key == sa.bindparam("work"))
+            connection.execute(work.update().where(*mine).values(state="running", attempts=work.c.attempts + 1), keyed)
+            number = sa.select(work.c.attempts).where(*mine).scalar_subquery()
+            connection.execute(
+                attempts.insert().values(
+                    task_id=sa.bindparam("task"), key=sa.bindparam("work"), run_id=run, number=number, started_at=now
+                ),
+                keyed,
+            )  # fmt: skip
+
+    def finish(self, run: int, outcomes: Sequence[Outcome]) -> None:
+        """Commit how works ended, all of them or none. Raises LedgerError when one of them had ended before."""
+        now = time.time()
+        with self._writing() as connection:
+            for outcome in outcomes:
+                task = self._task_ids[outcome.task]
+                mine = (work.c.task_id == task, work.c.key == outcome.key)
+                unfinished = work.c.state.in_(("pending", "running"))
+                if connection.execute(work.update().where(*mine, unfinished).values(state=outcome.state)).rowcount != 1:
+                    raise LedgerError(f"task {outcome.task!r} has already finished {outcome.key}, or never knew it")
+                connection.execute(insert(results).prefix_with("OR REPLACE").values(_result(outcome, task, run, now)))
+                self._close_attempts(connection, [(task, outcome.key)], outcome.state, now)
+
+    def drop(self, run: int, works: Sequence[WorkId], outcome: str, detail: str) -> None:  # noqa: ARG002  # as its siblings
+        """Close attempts that gave no result; their works are pending again. Only ``crashed`` counts against a document."""
+        keyed = [(self._task_ids[task], key) for task, key in works]
+        with self._writing() as connection:
+            for task, key in keyed:
+                more = {"crashes": work.c.crashes + 1} if outcome == "crashed" else {}
+                mine = (work.c.task_id == task, work.c.key == key, work.c.state == "running")
+                connection.execute(work.update().where(*mine).values(state="pending", **more))
+            self._close_attempts(connection, keyed, outcome, time.time(), detail)
+
+    def _close_attempts(
+        self, connection: sa.Connection, works: Sequence[tuple[int, str]], outcome: str, now: float, detail: str | None = None
+    ) -> None:
+        for task, key in works:
+            mine = (attempts.c.task_id == task, attempts.c.key == key, attempts.c.outcome.is_(None))
+            connection.execute(attempts.update().where(*mine).values(outcome=outcome, detail=detail, ended_at=now))
+
+    def retry(self, names: Collection[str] | None = None, states: Collection[str] = ("failed", "quarantined")) -> int:
+        """Set failed and quarantined works of the active tasks back to pending; returns how many. Their history stays."""
+        unknown = sorted(set(names or ()) - set(self._task_ids))
+        if unknown:
+            raise UsageError(f"there is no task {unknown[0]!r} in this run directory; it has {', '.join(sorted(self._task_ids))}")
+        chosen = [task for name, task in self._task_ids.items() if names is None or name in names]
+        with self._writing() as connection:
+            mine = (work.c.task_id.in_(chosen), work.c.state.in_(states))
+            return connection.execute(work.update().where(*mine).values(state="pending", crashes=0)).rowcount
+
+    # ── replies inside documents ───────────────────────────────────────────────────────────────────────────────────
+
+    def record_replies(self, answered: Sequence[tuple[WorkId, Step, Generation]]) -> None:
+        """Keep replies of documents that are not finished by them."""
+        if not answered:
+            return
+        rows = [
+            {
+                "task_id": self._task_ids[task], "key": key, "step_key": step.key, "name": step.name,
+                "span_start": step.span[0] if step.span else None, "span_end": step.span[1] if step.span else None,
+                "generation": pack_generation(generation),
+            }
+            for (task, key), step, generation in answered
+        ]  # fmt: skip
+        with self._writing() as connection:
+            connection.execute(insert(replies).prefix_with("OR REPLACE"), rows)
+
+    def replies(self, task: str, key: str) -> dict[str, Generation]:
+        """Replies recorded for a work, by step key."""
+        with self._reading() as connection:
+            query = sa.select(replies.c.step_key, replies.c.generation).where(
+                replies.c.task_id == self._task_ids[task], replies.c.key == key
+            )
+            return {step: unpack_generation(packed) for step, packed in connection.execute(query)}
+
+    # ── reading ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def status(self) -> Status:
+        """Counts of the present inputs and works. Raises LedgerError when they do not add up."""
+        with self._reading() as connection:
+            return reading.status(connection)
+
+    def rows(self) -> Iterator[ExportRow]:
+        """Every present input in reading order with the results of the active tasks; flat in memory, one snapshot."""
+        with self._reading() as connection:
+            yield from reading.export_rows(connection)
+
+    def tasks(self) -> list[TaskRow]:
+        """The active tasks, in the order in which they came."""
+        with self._reading() as connection:
+            return reading.active_tasks(connection)
+
+    def rejects(self) -> Iterator[dict[str, Any]]:
+        """Rejected rows of the latest inventory, in reading order."""
+        with self._reading() as connection:
+            yield from reading.rejected_rows(connection)
+
+    def runs(self) -> list[dict[str, Any]]:
+        """All runs, oldest first, with their facts."""
+        with self._reading() as connection:
+            return [dict(row._mapping) for row in connection.execute(sa.select(runs).order_by(runs.c.id))]
+
+    def documents(self, document_id: str) -> list[InputRow]:
+        """Present inputs of this id."""
+        with self._reading() as connection:
+            return reading.inputs_of(connection, document_id)
+
+    def steps(self, task: str, key: str) -> list[RecordedStep]:
+        """Recorded replies inside a work, with names and spans."""
+        with self._reading() as connection:
+            return reading.recorded_steps(connection, self._task_ids[task], key)
+
+    def results(self, task: str) -> Iterator[dict[str, Any]]:
+        """Results of a task's present works with state, ids and attempts, for reports."""
+        with self._reading() as connection:
+            yield from reading.task_results(connection, self._task_ids[task])
+
+    # ── the file ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @contextmanager
+    def _writing(self) -> Iterator[sa.Connection]:
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except OperationalError as error:
+            if _disk_is_full(error):
+                raise StoppedEarly("the disk that holds the run directory is full; free some space and run the same command again") from None
+            raise
+
+    @contextmanager
+    def _reading(self) -> Iterator[sa.Connection]:
+        with self._engine.connect() as connection:
+            yield connection
+
+    def _check_format(self, *, write: bool) -> None:
+        names = set(sa.inspect(self._engine).get_table_names())
+        if not names and write:
+            with self._writing() as connection:
+                metadata.create_all(connection)
+                connection.execute(insert(meta).values(name="format", value=FORMAT).on_conflict_do_nothing())
+            return
+        if "meta" not in names:
+            raise LedgerError("the file is a database, but not a ledger of ours")
+        with self._reading() as connection:
+            found = connection.execute(sa.select(meta.c.value).where(meta.c.name == "format")).scalar_one_or_none()
+        if found != FORMAT:
+            raise LedgerError(f"the ledger has format {found}, this version reads {FORMAT}; use the version that wrote it")
+
+    def _load_tasks(self) -> None:
+        with self._reading() as connection:
+            active = connection.execute(sa.select(tasks.c.name, tasks.c.id).where(tasks.c.active == 1).order_by(tasks.c.id))
+            self._task_ids = {name: number for name, number in active}
+
+
+def _result(outcome: Outcome, task: int, run: int, now: float) -> dict[str, Any]:
+    answer, failure = outcome.answer, outcome.failure
+    assert set(STATES) >= {outcome.state}
+    return {
+        "task_id": task, "key": outcome.key, "run_id": run, "recorded_at": now,
+        "value": answer.value if answer else None,
+        "finish_reason": answer.finish_reason if answer else None,
+        "probabilities": dict(answer.probabilities) if answer and answer.probabilities is not None else None,
+        "scores": dict(answer.scores) if answer and answer.scores is not None else None,
+        "raw": answer.raw if answer else failure.raw if failure else None,
+        "tokens_in": answer.tokens_in if answer else 0,
+        "tokens_out": answer.tokens_out if answer else 0,
+        "tokens_dropped": answer.tokens_dropped if answer else 0,
+        "parts": answer.parts if answer else 0,
+        "notes": list(answer.notes) if answer and answer.notes else None,
+        "failure_kind": failure.kind if failure else None,
+        "failure_message": failure.message if failure else None,
+        "failure_attempt": failure.attempt if failure else None,
+        "seconds": outcome.seconds, "placement": outcome.placement, "batch_rows": outcome.batch_rows,
+    }  # fmt: skip
+
+
+def _disk_is_full(error: DatabaseError) -> bool:
+    text = str(error.orig)
+    return "disk is full" in text or "disk I/O error" in text or "No space left" in text

@@ -1,0 +1,211 @@
+"""What can be read off a ledger: counts, rows for the export, facts for the report. Queries only; all take an open connection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from pipeline.errors import LedgerError
+from pipeline.records import STATES, FieldValue, TaskJob, work_key
+from pipeline.stores.schema import attempts, inputs, inventories, rejects, replies, results, tasks, work
+
+_BLOCK_ROWS = 400
+EMPTY_TEXT = "empty text: the document has nothing to read"
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Counts of what is present. ``documents`` are distinct texts under their ids, ``duplicates`` rows that repeat one exactly."""
+
+    documents: int
+    rejected: int
+    duplicates: int
+    clashing_ids: int
+    read_completely: bool
+    tasks: Mapping[str, Mapping[str, int]]
+
+    @property
+    def complete(self) -> bool:
+        """The source was read to its end and nothing is left to do."""
+        return self.read_completely and not any(states["pending"] or states["running"] for states in self.tasks.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that ``overnight status --json`` prints."""
+        return {
+            "documents": self.documents, "rejected": self.rejected, "duplicates": self.duplicates, "complete": self.complete,
+            "tasks": {name: dict(states) for name, states in self.tasks.items()},
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRow:
+    """A task of the ledger: its job and which version of its name it is."""
+
+    job: TaskJob
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class InputRow:
+    """A row of the source as the ledger knows it."""
+
+    id: str
+    document_key: str
+    ordinal: int
+    file: str
+    line: int
+    offset: int | None
+    fields: Mapping[str, FieldValue]
+    characters: int
+
+    def work_key(self, job: TaskJob) -> str:
+        """Key of a task's work on this row."""
+        return work_key(self.document_key, {name: self.fields.get(name) for name in job.fields})
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResult:
+    """One task's state and, once it has ended, its result on one document."""
+
+    state: str
+    value: Any = None
+    finish_reason: str | None = None
+    probabilities: Mapping[str, float] | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExportRow:
+    """One input with the results of every active task, by task name."""
+
+    input: InputRow
+    results: Mapping[str, TaskResult]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedStep:
+    """A reply inside a document: the step's name, the characters it read, and the packed generation."""
+
+    name: str
+    span: tuple[int, int] | None
+    generation: Mapping[str, Any]
+
+
+def presence(connection: sa.Connection) -> int:
+    """The latest complete inventory, 0 before there is one: what it or a later one has seen is present."""
+    latest = connection.execute(sa.select(sa.func.max(inventories.c.id)).where(inventories.c.complete == 1)).scalar_one_or_none()
+    return int(latest or 0)
+
+
+def active_tasks(connection: sa.Connection) -> list[TaskRow]:
+    """Active tasks, oldest first."""
+    rows = connection.execute(sa.select(tasks).where(tasks.c.active == 1).order_by(tasks.c.id))
+    return [TaskRow(TaskJob(row.name, row.kind, row.identity, tuple(row.fields)), row.version) for row in rows]
+
+
+def status(connection: sa.Connection) -> Status:
+    """Count everything. Raises LedgerError when a task's works are not those of the inputs."""
+    present = presence(connection)
+    here = inputs.c.inventory_id >= present
+    rows, documents = connection.execute(
+        sa.select(sa.func.count(), sa.func.count(sa.distinct(inputs.c.document_key))).where(here)
+    ).one()  # fmt: skip
+    clashes = sa.select(inputs.c.id).where(here).group_by(inputs.c.id).having(sa.func.count(sa.distinct(inputs.c.document_key)) > 1)
+    last = connection.execute(sa.select(inventories).order_by(inventories.c.id.desc()).limit(1)).one_or_none()
+    counted = {}
+    for row in connection.execute(sa.select(tasks.c.id, tasks.c.name, tasks.c.fields).where(tasks.c.active == 1).order_by(tasks.c.id)):
+        states = dict.fromkeys(STATES, 0) | _states(connection, row.id, present)
+        works = sum(states.values())
+        if works < documents or (works > documents and not row.fields):
+            raise LedgerError(f"the ledger does not add up: task {row.name!r} knows {works:,} works for {documents:,} documents")
+        counted[row.name] = states
+    return Status(
+        documents=documents, rejected=last.rejected if last else 0, duplicates=rows - documents,
+        clashing_ids=connection.execute(sa.select(sa.func.count()).select_from(clashes.subquery())).scalar_one(),
+        read_completely=bool(last and last.complete), tasks=counted,
+    )  # fmt: skip
+
+
+def _states(connection: sa.Connection, task: int, present: int) -> dict[str, int]:
+    query = sa.select(work.c.state, sa.func.count()).where(work.c.task_id == task, work.c.inventory_id >= present)
+    return {state: count for state, count in connection.execute(query.group_by(work.c.state))}
+
+
+def export_rows(connection: sa.Connection) -> Iterator[ExportRow]:
+    """Present inputs in reading order, block by block."""
+    present = presence(connection)
+    jobs = [(row.id, TaskJob(row.name, row.kind, {}, tuple(row.fields))) for row in _active(connection)]
+    query = sa.select(inputs).where(inputs.c.inventory_id >= present).order_by(inputs.c.ordinal, inputs.c.inventory_id.desc())
+    for block in connection.execution_options(yield_per=_BLOCK_ROWS).execute(query).partitions():
+        found = [_input(row) for row in block]
+        by_task = {job.name: _results(connection, task, [row.work_key(job) for row in found]) for task, job in jobs}
+        for row in found:
+            yield ExportRow(row, {job.name: by_task[job.name].get(row.work_key(job), TaskResult("pending")) for _, job in jobs})
+
+
+def _active(connection: sa.Connection) -> Sequence[Any]:
+    return connection.execute(sa.select(tasks).where(tasks.c.active == 1).order_by(tasks.c.id)).all()
+
+
+def _input(row: Any) -> InputRow:
+    return InputRow(row.id, row.document_key, row.ordinal, row.file, row.line, row.offset, row.fields or {}, row.characters)
+
+
+def _results(connection: sa.Connection, task: int, keys: Sequence[str]) -> dict[str, TaskResult]:
+    joined = work.outerjoin(results, (results.c.task_id == work.c.task_id) & (results.c.key == work.c.key))
+    columns = (work.c.key, work.c.state, results.c.value, results.c.finish_reason, results.c.probabilities,
+               results.c.failure_kind, results.c.failure_message)  # fmt: skip
+    rows = connection.execute(sa.select(*columns).select_from(joined).where(work.c.task_id == task, work.c.key.in_(set(keys))))
+    return {row.key: _result(row) for row in rows}
+
+
+def _result(row: Any) -> TaskResult:
+    if row.state == "done":
+        return TaskResult(row.state, row.value, row.finish_reason, row.probabilities)
+    if row.state in ("failed", "quarantined"):
+        return TaskResult(row.state, error=f"{row.failure_kind}: {row.failure_message}")
+    return TaskResult(row.state, error=EMPTY_TEXT if row.state == "skipped" else None)
+
+
+def rejected_rows(connection: sa.Connection) -> Iterator[dict[str, Any]]:
+    """Rejected rows of the latest inventory."""
+    for row in connection.execution_options(yield_per=_BLOCK_ROWS).execute(sa.select(rejects)):
+        yield {"file": row.file, "line": row.line, "offset": row.offset, "reason": row.reason, "excerpt": row.excerpt}
+
+
+def inputs_of(connection: sa.Connection, document_id: str) -> list[InputRow]:
+    """Present inputs with this id, in reading order, a text once."""
+    query = sa.select(inputs).where(
+        inputs.c.id == document_id, inputs.c.inventory_id >= presence(connection), inputs.c.occurrence == 0
+    )  # fmt: skip
+    return [_input(row) for row in connection.execute(query.order_by(inputs.c.ordinal))]
+
+
+def recorded_steps(connection: sa.Connection, task: int, key: str) -> list[RecordedStep]:
+    """Replies recorded inside a work."""
+    query = sa.select(replies).where(replies.c.task_id == task, replies.c.key == key)
+    return [
+        RecordedStep(row.name, None if row.span_start is None else (row.span_start, row.span_end), row.generation)
+        for row in connection.execute(query.order_by(replies.c.span_start, replies.c.name))
+    ]
+
+
+def task_results(connection: sa.Connection, task: int) -> Iterator[dict[str, Any]]:
+    """Results of a task's present works: every column, with ``state``, ``characters``, an ``id`` and the covered characters."""
+    some_id = (
+        sa.select(sa.func.min(inputs.c.id)).where(inputs.c.document_key == work.c.document_key).scalar_subquery().label("id")
+    )  # fmt: skip
+    tried = (
+        sa.select(sa.func.count()).where(attempts.c.task_id == work.c.task_id, attempts.c.key == work.c.key).scalar_subquery()
+    ).label("attempts")  # fmt: skip
+    joined = work.join(results, (results.c.task_id == work.c.task_id) & (results.c.key == work.c.key))
+    query = (
+        sa.select(results, work.c.state, work.c.characters, work.c.document_key, some_id, tried)
+        .select_from(joined)
+        .where(work.c.task_id == task, work.c.inventory_id >= presence(connection), work.c.state.notin_(("pending", "running")))
+    )
+    for row in connection.execution_options(yield_per=_BLOCK_ROWS).execute(query):
+        yield dict(row._mapping)

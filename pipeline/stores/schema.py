@@ -1,0 +1,187 @@
+"""The tables of the ledger, and how its file is opened: SQLite in WAL mode, every commit on the disk before it counts."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    Column,
+    Engine,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    create_engine,
+    event,
+)
+
+FORMAT = 1
+"""Version of the layout below. A newer one is refused; an older one will be migrated when there is one."""
+
+metadata = MetaData()
+
+meta = Table("meta", metadata, Column("name", Text, primary_key=True), Column("value", JSON, nullable=False))
+
+runs = Table(
+    "runs", metadata,
+    Column("id", Integer, primary_key=True),
+    Column("started_at", Float, nullable=False),
+    Column("ended_at", Float),
+    Column("exit_code", Integer),
+    Column("reason", Text),
+    Column("facts", JSON, nullable=False),
+)  # fmt: skip
+
+tasks = Table(
+    "tasks", metadata,
+    Column("id", Integer, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("fingerprint", Text, nullable=False),
+    Column("identity", JSON, nullable=False),
+    Column("fields", JSON, nullable=False),
+    Column("active", Integer, nullable=False),
+    Index("tasks_by_name", "name", "version", unique=True),
+)  # fmt: skip
+
+# One reading of the source. Rows and works say which one saw them last.
+inventories = Table(
+    "inventories", metadata,
+    Column("id", Integer, primary_key=True),
+    Column("run_id", ForeignKey("runs.id"), nullable=False),
+    Column("complete", Integer, nullable=False),
+    Column("rows", Integer, nullable=False),
+    Column("rejected", Integer, nullable=False),
+)  # fmt: skip
+
+# ``occurrence``: n-th row with this key in one reading, so that a repeated row is exported in its own place.
+inputs = Table(
+    "inputs", metadata,
+    Column("document_key", Text, nullable=False),
+    Column("occurrence", Integer, nullable=False),
+    Column("id", Text, nullable=False),
+    Column("ordinal", Integer, nullable=False),
+    Column("file", Text, nullable=False),
+    Column("line", Integer, nullable=False),
+    Column("offset", Integer),
+    Column("fields", JSON),
+    Column("characters", Integer, nullable=False),
+    Column("inventory_id", Integer, nullable=False),
+    PrimaryKeyConstraint("document_key", "occurrence"),
+    Index("inputs_by_id", "id"),
+    Index("inputs_in_order", "ordinal"),
+    sqlite_with_rowid=False,
+)  # fmt: skip
+
+rejects = Table(
+    "rejects", metadata,
+    Column("inventory_id", Integer, nullable=False, index=True),
+    Column("file", Text, nullable=False),
+    Column("line", Integer, nullable=False),
+    Column("offset", Integer),
+    Column("reason", Text, nullable=False),
+    Column("excerpt", Text, nullable=False),
+)  # fmt: skip
+
+work = Table(
+    "work", metadata,
+    Column("task_id", ForeignKey("tasks.id"), nullable=False),
+    Column("key", Text, nullable=False),
+    Column("document_key", Text, nullable=False),
+    Column("inventory_id", Integer, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("characters", Integer, nullable=False),
+    Column("attempts", Integer, nullable=False, server_default="0"),
+    Column("crashes", Integer, nullable=False, server_default="0"),
+    PrimaryKeyConstraint("task_id", "key"),
+    Index("work_by_state", "task_id", "state"),
+    sqlite_with_rowid=False,
+)  # fmt: skip
+
+results = Table(
+    "results", metadata,
+    Column("task_id", Integer, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("run_id", Integer, nullable=False),
+    Column("recorded_at", Float, nullable=False),
+    Column("value", JSON),
+    Column("finish_reason", Text),
+    Column("probabilities", JSON),
+    Column("scores", JSON),
+    Column("raw", Text),
+    Column("tokens_in", Integer, nullable=False),
+    Column("tokens_out", Integer, nullable=False),
+    Column("tokens_dropped", Integer, nullable=False),
+    Column("parts", Integer, nullable=False),
+    Column("notes", JSON),
+    Column("failure_kind", Text),
+    Column("failure_message", Text),
+    Column("failure_attempt", Integer),
+    Column("seconds", Float, nullable=False),
+    Column("placement", Text, nullable=False),
+    Column("batch_rows", Integer, nullable=False),
+    PrimaryKeyConstraint("task_id", "key"),
+    sqlite_with_rowid=False,
+)  # fmt: skip
+
+# An open attempt (no outcome) was being worked on when its process ended, or is being worked on now.
+attempts = Table(
+    "attempts", metadata,
+    Column("id", Integer, primary_key=True),
+    Column("task_id", Integer, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("run_id", Integer, nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("started_at", Float, nullable=False),
+    Column("ended_at", Float),
+    Column("outcome", Text),
+    Column("detail", Text),
+    Index("attempts_by_work", "task_id", "key"),
+)  # fmt: skip
+Index("attempts_open", attempts.c.task_id, attempts.c.key, sqlite_where=attempts.c.outcome.is_(None))
+
+# Replies inside unfinished documents: a run that was cut short does not ask them again.
+replies = Table(
+    "replies", metadata,
+    Column("task_id", Integer, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("step_key", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("span_start", Integer),
+    Column("span_end", Integer),
+    Column("generation", JSON, nullable=False),
+    PrimaryKeyConstraint("task_id", "key", "step_key"),
+    sqlite_with_rowid=False,
+)  # fmt: skip
+
+
+def connect(path: Path, *, write: bool) -> Engine:
+    """An engine on the ledger file. Readers never wait for the writer, nor it for them; ``write=False`` cannot change anything."""
+    address = path.absolute().as_uri() + ("" if write else "?mode=ro")
+
+    def open_file() -> sqlite3.Connection:
+        return sqlite3.connect(address, uri=True, timeout=30, isolation_level=None, check_same_thread=False)
+
+    engine = create_engine("sqlite://", creator=open_file)
+
+    @event.listens_for(engine, "connect")
+    def prepare(connection: Any, _: Any) -> None:
+        if write:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=FULL")
+        connection.execute("PRAGMA temp_store=MEMORY")
+        connection.execute("PRAGMA cache_size=-65536")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Any) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+    return engine
