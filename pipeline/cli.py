@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from pipeline.errors import EXIT_DONE, EXIT_FAULT, EXIT_USAGE, OvernightError
+from pipeline.errors import EXIT_DONE, EXIT_FAULT, EXIT_STOPPED, EXIT_USAGE, OvernightError
 
 if TYPE_CHECKING:
     from pipeline.stores.ledger import Ledger
@@ -175,6 +176,8 @@ def doctor(
 
 def main() -> None:
     """Entry point: a user's mistake is a sentence, and every end has its exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # until a run watches for them itself, nothing is under way that they could harm
+        signal.signal(number, lambda *_: sys.exit(EXIT_STOPPED))
     try:
         app()
     except OvernightError as error:

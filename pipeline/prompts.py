@@ -31,6 +31,10 @@ class Tokenizer(Protocol):
         """Text of ``ids``, control tokens left out."""
         ...
 
+    def decode_exactly(self, ids: Sequence[int]) -> str:
+        """Text of ``ids`` with the control tokens in it, for people who want to see a prompt as the model saw it."""
+        ...
+
     def render(self, messages: Sequence[Mapping[str, str]], options: Mapping[str, Any]) -> str | None:
         """The conversation through the chat template, with the generation marker at its end; None without a template.
 

@@ -13,6 +13,7 @@ first so many processes, counted in the file ``counter``.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import os
 import signal
@@ -57,6 +58,11 @@ class ByteTokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """See pipeline.prompts.Tokenizer."""
         return bytes(number for number in ids if number < _FIRST_CONTROL).decode("utf-8", "replace")
+
+    def decode_exactly(self, ids: Sequence[int]) -> str:
+        """See pipeline.prompts.Tokenizer."""
+        runs = itertools.groupby(ids, key=lambda number: number < _FIRST_CONTROL)
+        return "".join(self.decode(list(run)) if plain else "".join(_CONTROL[number - _FIRST_CONTROL] for number in run) for plain, run in runs)
 
     def render(self, messages: Sequence[Mapping[str, str]], options: Mapping[str, Any]) -> str | None:
         """See pipeline.prompts.Tokenizer."""

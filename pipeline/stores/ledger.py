@@ -291,6 +291,11 @@ class Ledger:
         with self._reading() as connection:
             return reading.inputs_of(connection, document_id)
 
+    def result(self, task: str, key: str) -> dict[str, Any] | None:
+        """State and result of one work, None when the task does not know it."""
+        with self._reading() as connection:
+            return reading.one_result(connection, self._task_ids[task], key)
+
     def steps(self, task: str, key: str) -> list[RecordedStep]:
         """Recorded replies inside a work, with names and spans."""
         with self._reading() as connection:

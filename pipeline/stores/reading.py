@@ -209,3 +209,12 @@ def task_results(connection: sa.Connection, task: int) -> Iterator[dict[str, Any
     )
     for row in connection.execution_options(yield_per=_BLOCK_ROWS).execute(query):
         yield dict(row._mapping)
+
+
+def one_result(connection: sa.Connection, task: int, key: str) -> dict[str, Any] | None:
+    """Every column of one work's result, with its state and attempts."""
+    joined = work.outerjoin(results, (results.c.task_id == work.c.task_id) & (results.c.key == work.c.key))
+    kept = [column for column in results.c if column.name not in ("task_id", "key")]
+    query = sa.select(work.c.state, work.c.attempts, work.c.crashes, *kept).select_from(joined)
+    row = connection.execute(query.where(work.c.task_id == task, work.c.key == key)).one_or_none()
+    return None if row is None else dict(row._mapping)

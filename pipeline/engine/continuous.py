@@ -1,0 +1,353 @@
+"""The engine that batches continuously: packed passes, a shared prefix read once, label trees, places refilled while others go on.
+
+Requests it cannot run (a row beyond a sliding window, a pass that failed in company) go to the static engine, which has every
+way out of failure; so does everything when the model's family does not pass ``unsupported``.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from pipeline.batching import row_tokens
+from pipeline.engine.attention import IMPLEMENTATION, Prefix
+from pipeline.engine.base import Listener
+from pipeline.engine.engine import ModelEngine
+from pipeline.engine.generate import NON_FINITE, Output
+from pipeline.engine.packed import Feed, PackedModel, Row
+from pipeline.engine.slots import class_capacity
+from pipeline.records import Decode, Generation, Plan, Request, Score
+from pipeline.trie import ROOT, LabelTrie, Search
+
+# A shorter prefix, or one that a single prompt has, is not worth a pass of its own.
+_LEAST_PREFIX_TOKENS = 16
+# Trees up to so many nodes ride along with the prompt: cheaper than keeping the prompt and coming back.
+_RIDING_NODES = 12
+_PREFIX_SHARE = 4
+
+
+@dataclass(slots=True)
+class _Guest:
+    """A request in the model."""
+
+    request: Request
+    row: Row
+    own: tuple[int, ...]
+    read: int = 0
+    output: Output | None = None
+    trie: LabelTrie | None = None
+    search: Search | None = None
+    asked: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+    company: int = 1
+
+    @property
+    def reading(self) -> bool:
+        """Whether some of the prompt is still to be read."""
+        return self.read < len(self.own)
+
+
+class ContinuousEngine:
+    """Implements ``pipeline.engine.base.Engine``. One thread; the model sits on one device."""
+
+    def __init__(self, model: Any, plan: Plan, *, end_ids: Sequence[int], static: ModelEngine, window: int | None) -> None:
+        self.listener: Listener | None = None
+        self._plan = plan
+        self._end_ids = frozenset(end_ids)
+        self._static = static
+        self._window = window
+        self._model = model
+        self._packed = PackedModel(model, model.get_input_embeddings().weight.device)
+        self._plain_attention = model.config._attn_implementation
+        self._waiting: list[tuple[int, int]] = []
+        self._requests: dict[int, Request] = {}
+        self._guests: list[_Guest] = []
+        self._prefixes: OrderedDict[tuple[int, ...], Prefix] = OrderedDict()
+        self._users: Counter[tuple[int, ...]] = Counter()
+        self._tries: dict[tuple[tuple[int, ...], ...], LabelTrie] = {}
+
+    @property
+    def idle(self) -> bool:
+        """True when nothing is queued or running."""
+        return not (self._requests or self._guests) and self._static.idle
+
+    def admit(self, requests: Sequence[Request]) -> None:
+        """Queue ``requests``, longest first."""
+        for request in requests:
+            if self._static.refuses(request) or (self._window is not None and row_tokens(request) > self._window):
+                self._static.admit([request])
+            else:
+                self._requests[request.request_id] = request
+                self._users[request.ids[: request.prefix_tokens]] += 1
+                heapq.heappush(self._waiting, (-row_tokens(request), request.request_id))
+
+    def release(self, request_ids: Collection[int]) -> None:
+        """Forget queued requests and those under way."""
+        gone = set(request_ids)
+        self._static.release(gone)
+        for request_id in gone:
+            self._requests.pop(request_id, None)
+        for guest in [guest for guest in self._guests if guest.request.request_id in gone]:
+            self._leave(guest)
+
+    def step(self) -> Sequence[Generation]:
+        """One packed pass, or one batch of the static engine when that has something to do."""
+        if not self._static.idle:
+            self._use(self._plain_attention)
+            self._static.listener = self.listener
+            return self._static.step()
+        self._use(IMPLEMENTATION)
+        started = time.perf_counter()
+        with torch.inference_mode():
+            try:
+                self._invite()
+                feeds = self._feeds()
+                logits = self._packed.run([feed for _, feed in feeds])
+            except Exception as error:  # noqa: BLE001  # whatever the model raises, the static engine finds out whose it is
+                self._surrender(error)
+                return ()
+            if self.listener is not None:
+                self.listener.pulse()
+            self._share_time(feeds, time.perf_counter() - started)
+            return self._take_in(feeds, logits)
+
+    # ── who takes part ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _invite(self) -> None:
+        """Let waiting requests in while there is room: rows, columns of KV memory, and tokens of one pass."""
+        budget = self._plan.prefill_chunk_tokens - sum(len(guest.own) - guest.read for guest in self._guests if guest.reading)
+        columns = sum(guest.row.storage.capacity for guest in self._guests if guest.row.storage)
+        newcomers = []
+        while self._waiting and budget > 0 and len(self._guests) < self._rows:
+            request = self._requests.get(self._waiting[0][1])
+            if request is None:  # released
+                heapq.heappop(self._waiting)
+                continue
+            needed = class_capacity(row_tokens(request))
+            if self._guests and columns + needed > self._plan.batch_tokens:
+                break
+            guest = self._welcome(request)
+            size = len(guest.own) + len(guest.asked)
+            if self._guests and size > budget and size <= self._plan.prefill_chunk_tokens and newcomers:
+                self._unwelcome(guest)
+                break
+            heapq.heappop(self._waiting)
+            del self._requests[request.request_id]
+            self._guests.append(guest)
+            newcomers.append(request.request_id)
+            columns += guest.row.storage.capacity if guest.row.storage else 0
+            budget -= size
+        if newcomers and self.listener is not None:
+            self.listener.started(newcomers)
+
+    @property
+    def _rows(self) -> int:
+        """Guests at a time. Those that only score leave with their pass; the tokens of a pass bound them."""
+        return self._plan.max_batch_rows
+
+    def _welcome(self, request: Request) -> _Guest:
+        prefix, count = self._prefix(request)
+        guest = _Guest(request, Row((), prefix), request.ids[count:])
+        if isinstance(request.ask, Decode):
+            guest.output = Output(request.ask, self._end_ids)
+            self._packed.place(guest.row, len(guest.own) + request.ask.max_new_tokens)
+            return guest
+        guest.trie = self._trie(request.ask)
+        rides = request.ask.tolerance <= 0 or len(guest.trie.nodes) <= _RIDING_NODES
+        guest.asked = list(range(len(guest.trie.nodes))) if rides else []
+        if not rides:
+            guest.search = Search(guest.trie, request.ask.tolerance)
+        if not rides or len(guest.own) > self._plan.prefill_chunk_tokens:
+            self._packed.place(guest.row, len(guest.own))
+        return guest
+
+    def _unwelcome(self, guest: _Guest) -> None:
+        """It does not fit into this pass after all."""
+        self._packed.leave(guest.row, (other.row for other in self._guests))
+
+    def _prefix(self, request: Request) -> tuple[Prefix | None, int]:
+        """The shared beginning, read now if it is new, and its length; at least one token of the prompt is left."""
+        ids = request.ids[: min(request.prefix_tokens, len(request.ids) - 1)]
+        known = ids in self._prefixes
+        if len(ids) < _LEAST_PREFIX_TOKENS or not (known or self._users[request.ids[: request.prefix_tokens]] > 1):
+            return None, 0
+        if not known:
+            self._prefixes[ids] = self._packed.read_prefix(ids, self._plan.prefill_chunk_tokens)
+        self._prefixes.move_to_end(ids)
+        while len(self._prefixes) > 1 and sum(map(len, self._prefixes)) > self._plan.batch_tokens // _PREFIX_SHARE:
+            self._prefixes.popitem(last=False)
+        return self._prefixes[ids], len(ids)
+
+    def _trie(self, ask: Score) -> LabelTrie:
+        if ask.continuations not in self._tries:
+            self._tries[ask.continuations] = LabelTrie(ask.continuations)
+        return self._tries[ask.continuations]
+
+    # ── one pass ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _feeds(self) -> list[tuple[_Guest, Feed]]:
+        budget = self._plan.prefill_chunk_tokens
+        feeds = []
+        for guest in self._guests:
+            if not guest.reading:
+                feeds.append((guest, self._again(guest)))
+            elif budget > 0:
+                feed = self._read(guest, budget)
+                budget -= feed.size
+                feeds.append((guest, feed))
+        return feeds
+
+    def _read(self, guest: _Guest, budget: int) -> Feed:
+        """The next stretch of the prompt; with its last one the tree that rides along."""
+        tokens = guest.own[guest.read :]
+        if len(tokens) > budget and guest.row.storage is not None:
+            return Feed(guest.row, tokens[:budget], keep=True, logits=())
+        last = len(tokens) - 1
+        keep = guest.row.storage is not None
+        if guest.trie is None or not guest.asked:
+            return Feed(guest.row, tokens, keep, (last,))
+        nodes = [last + 1 + offset for offset in range(len(guest.asked))]
+        return Feed(guest.row, tokens, keep, (last, *nodes), guest.trie, guest.asked)
+
+    def _again(self, guest: _Guest) -> Feed:
+        """A row that has read its prompt: the token it decoded, or the tree nodes its search asks for, with their ancestors."""
+        if guest.output is not None:
+            return Feed(guest.row, guest.output.reply.token_ids[-1:], keep=True, logits=(0,))
+        assert guest.trie is not None
+        nodes = sorted({above for node in guest.asked for above in guest.trie.ancestors(node)})
+        return Feed(guest.row, (), keep=False, logits=[nodes.index(node) for node in guest.asked], trie=guest.trie, nodes=nodes)
+
+    def _take_in(self, feeds: Sequence[tuple[_Guest, Feed]], logits: torch.Tensor) -> list[Generation]:
+        finished = []
+        best, greedy = logits.max(dim=-1)
+        finite, choices = best.isfinite().tolist(), greedy.tolist()
+        begin = 0
+        for guest, feed in feeds:
+            end = begin + len(feed.logits)
+            guest.read += len(feed.tokens) if guest.reading else 0
+            if end > begin and not all(finite[begin:end]):
+                self._leave(guest)
+                self._static.admit([guest.request])  # alone it may hold; if not, it is recorded there
+            elif end > begin and guest.output is not None:
+                output = guest.output
+                output.push(choices[begin] if output.sampler is None else output.sampler.choose(logits[begin]))
+                if output.ended:
+                    reply = output.reply
+                    finished.append(self._generation(guest, token_ids=tuple(reply.token_ids), finish_reason=reply.finish_reason))
+            elif end > begin:
+                scores = self._scored(guest, logits[begin:end])
+                if scores is not None:
+                    finished.append(self._generation(guest, scores=tuple(scores)))
+            begin = end
+        return finished
+
+    def _scored(self, guest: _Guest, logits: torch.Tensor) -> list[float] | None:
+        """Take predictions in, the prompt's first if it was just read; the label scores once nothing more is needed."""
+        trie = guest.trie
+        assert trie is not None
+        first = guest.search is None or not guest.search.known_root
+        nodes = [*([ROOT] if first else []), *guest.asked]
+        normalizers = logits.logsumexp(dim=-1)
+        predicted: dict[int, dict[int, float]] = {}
+        for offset, node in enumerate(nodes):
+            tokens = trie.targets[node]
+            values = (logits[offset, tokens] - normalizers[offset]).tolist()
+            predicted[node] = dict(zip(tokens, values, strict=True))
+        if guest.search is None:
+            return trie.scores({(node, token): value for node, values in predicted.items() for token, value in values.items()})
+        for node in nodes:
+            guest.search.learn(node, predicted[node])
+        guest.asked = guest.search.wanted()
+        return None if guest.asked else guest.search.scores()
+
+    def _generation(self, guest: _Guest, **answer: Any) -> Generation:
+        self._leave(guest)
+        request = guest.request
+        return Generation(
+            request.request_id, prompt_tokens=len(request.ids), seconds=guest.seconds, batch_rows=guest.company, **answer
+        )  # fmt: skip
+
+    def _share_time(self, feeds: Sequence[tuple[_Guest, Feed]], seconds: float) -> None:
+        total = sum(feed.size for _, feed in feeds)
+        for guest, feed in feeds:
+            guest.seconds += seconds * feed.size / total
+            guest.company = max(guest.company, len(feeds))
+
+    def _leave(self, guest: _Guest) -> None:
+        self._guests.remove(guest)
+        self._packed.leave(guest.row, (other.row for other in self._guests))
+        self._users[guest.request.ids[: guest.request.prefix_tokens]] -= 1
+
+    def _surrender(self, error: Exception) -> None:
+        """Hand everything in the model to the static engine, which runs smaller and alone, and names the guilty."""
+        guests, self._guests = self._guests, []
+        for guest in guests:
+            self._packed.leave(guest.row, ())
+        self._prefixes.clear()
+        error.__traceback__ = None
+        if not guests and self._waiting:
+            request = self._requests.pop(heapq.heappop(self._waiting)[1], None)
+            self._static.admit([request] if request else [])
+        self._static.admit([guest.request for guest in guests])
+
+    def _use(self, implementation: str) -> None:
+        if self._model.config._attn_implementation != implementation:
+            self._model.set_attn_implementation(implementation)
+
+
+def sliding_window(config: Any) -> int | None:
+    """Tokens that every layer sees, None where all see everything. Rows beyond it are not for packed attention."""
+    text = config.get_text_config()
+    kinds = set(getattr(text, "layer_types", None) or ())
+    if kinds and not kinds & {"sliding_attention", "chunked_attention"}:
+        return None
+    sizes = [getattr(text, name, None) for name in ("sliding_window", "attention_chunk_size")]
+    return min((size for size in sizes if isinstance(size, int)), default=None)
+
+
+def unsupported(model: Any, plan: Plan) -> str | None:
+    """Why packed passes are not for this model, found by comparing them with plain ones on a few tokens; None when they are."""
+    config = model.config.get_text_config()
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope in ("dynamic", "longrope"):
+        return f"its rotary embedding ({rope}) depends on the longest row"
+    if len({parameter.device for parameter in model.parameters()}) > 1:
+        return "it is spread over several devices"
+    plain = model.config._attn_implementation
+    try:
+        difference, scale = _difference(model, min(config.vocab_size, 1000), plan.prefill_chunk_tokens, plain)
+    except Exception as error:  # noqa: BLE001  # any failure means the same: this family is not for packed passes
+        return f"{type(error).__name__}: {error}"
+    finally:
+        model.set_attn_implementation(plain)
+    bound = 1e-3 if plan.dtype == "float32" else 0.05
+    return None if difference <= bound * max(1.0, scale) else f"its logits differ by {difference:.2g}"
+
+
+def _difference(model: Any, vocabulary: int, chunk_tokens: int, plain: str) -> tuple[float, float]:
+    """Largest difference of next-token logits between packed and plain reading of two prompts with a shared prefix, and their scale."""
+    device = model.get_input_embeddings().weight.device
+    shared = [3 + 7 * number % (vocabulary - 3) for number in range(9)]
+    tails = [[5, 11, 2 + vocabulary // 2], [17, 4]]
+    with torch.inference_mode():
+        model.set_attn_implementation(plain)
+        expected = torch.stack([model(torch.tensor([[*shared, *tail]], device=device)).logits[0, -1].float() for tail in tails])
+        model.set_attn_implementation(IMPLEMENTATION)
+        packed = PackedModel(model, device)
+        prefix = packed.read_prefix(shared, 5)
+        rows = [Row((), prefix) for _ in tails]
+        for row in rows:
+            packed.place(row, 8)
+        packed.run([Feed(row, tail[:1], keep=True, logits=()) for row, tail in zip(rows, tails, strict=True)])
+        found = packed.run([
+            Feed(row, tail[1:], keep=True, logits=(len(tail) - 2,)) for row, tail in zip(rows, tails, strict=True)
+        ])
+    difference = float((found - expected).abs().max())
+    return difference if math.isfinite(difference) else math.inf, float(expected.abs().max())

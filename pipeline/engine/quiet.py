@@ -1,0 +1,64 @@
+"""What the model libraries say, and where it goes: to the log instead of the terminal, without the lines that say nothing.
+
+Progress bars are switched off (loading has its own messages). Warnings stay warnings and reach the root logger's handlers. Two
+messages of bitsandbytes are known and expected, and become quiet:
+
+- "MatMul8bitLt: inputs will be cast from … to float16 during quantization" comes once a linear layer and pass (thousands a
+  document), and only describes how int8 works; it is dropped.
+- "Failed to load CPU gemm_4bit_forward": bitsandbytes would fetch a compiled kernel from the Hub while it is being imported, if the
+  package ``kernels`` is there. Code from the Hub is never fetched here, and numbers must not depend on what else is installed, so
+  the import is made to fail; bitsandbytes then uses its own compiled kernel. The notice is logged as information.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from functools import cache
+from typing import Any
+
+_CAST_NOTICE = "MatMul8bitLt: inputs will be cast"
+_KERNEL_NOTICE = "Failed to load CPU gemm_4bit_forward"
+
+
+class _DropCastNotice(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not str(record.msg).startswith(_CAST_NOTICE)
+
+
+class _LowerKernelNotice(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        if str(record.msg).startswith(_KERNEL_NOTICE):
+            record.levelno, record.levelname = logging.DEBUG, "DEBUG"
+            return logging.getLogger().isEnabledFor(logging.DEBUG)
+        return True
+
+
+@cache
+def quiet_libraries() -> None:
+    """Send what transformers, huggingface_hub and bitsandbytes say to the log. Once a process; called before any of them loads a model."""
+    from huggingface_hub.utils import disable_progress_bars
+    from transformers.utils import logging as transformers_logging
+
+    disable_progress_bars()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.disable_default_handler()
+    transformers_logging.enable_propagation()
+    logging.getLogger("bitsandbytes.autograd._functions").addFilter(_DropCastNotice())
+    logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(_LowerKernelNotice())
+
+
+def import_bitsandbytes() -> Any:
+    """The bitsandbytes module, imported without its reach for a kernel on the Hub. Raises ImportError or what its binaries raise."""
+    quiet_libraries()
+    absent = object()
+    kernels = sys.modules.get("kernels", absent)
+    sys.modules["kernels"] = None  # type: ignore[assignment]  # how Python itself marks a module that must not be found
+    try:
+        import bitsandbytes
+    finally:
+        if kernels is absent:
+            del sys.modules["kernels"]
+        else:
+            sys.modules["kernels"] = kernels  # type: ignore[assignment]  # put back as it was
+    return bitsandbytes

@@ -1,0 +1,21 @@
+"""Versions of the stack, read from package metadata: importing this imports none of the packages."""
+
+from __future__ import annotations
+
+import platform
+from importlib import metadata
+
+STACK = ("torch", "transformers", "accelerate", "bitsandbytes", "tokenizers", "safetensors", "huggingface-hub", "datasets", "pyarrow", "prefect")
+
+
+def stack_versions() -> dict[str, str]:
+    """Version by name of ``overnight``, Python and the libraries that shape results; "not installed" where one is missing."""
+    return {name: version_of(name) for name in ("overnight", *STACK)} | {"python": platform.python_version()}
+
+
+def version_of(name: str) -> str:
+    """Installed version of one distribution."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
