@@ -20,6 +20,7 @@ from prefect.client.orchestration import get_client
 from prefect.context import FlowRunContext
 from prefect.exceptions import PrefectException
 from prefect.logging import get_run_logger
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from pipeline.display import facts
 from pipeline.records import Progress
@@ -53,7 +54,8 @@ def is_being_cancelled() -> bool:
     if context is None or context.flow_run is None:
         return False
     try:
-        state = get_client(sync_client=True).read_flow_run(context.flow_run.id).state
+        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+            state = get_client(sync_client=True).read_flow_run(context.flow_run.id).state
     except SERVER_ERRORS:
         return False
     return state is not None and state.is_cancelling()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 
+from rich.console import Console
+
 from pipeline.errors import OvernightError
 
 _RUN_LOGGERS = ("prefect.flow_runs", "prefect.task_runs")
@@ -16,7 +18,18 @@ def calm_logs() -> None:
     for handler in logging.getLogger().handlers:
         if not isinstance(handler, logging.FileHandler):  # the run directory's log keeps everything
             handler.addFilter(warnings_or_prefect)
+        if isinstance(console := getattr(handler, "console", None), Console):
+            _outlive_the_reader(console)
     logging.getLogger("httpx").setLevel(logging.WARNING)  # one line for each request
+
+
+def _outlive_the_reader(console: Console) -> None:
+    """Fall silent when whoever read the console's output is gone (a serving process that was killed), where rich would end the program."""
+
+    def fall_silent() -> None:
+        console.quiet = True
+
+    console.on_broken_pipe = fall_silent  # type: ignore[method-assign]  # rich means it to be replaced
 
 
 def own_errors_as_sentences(record: logging.LogRecord) -> bool:

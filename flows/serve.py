@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import os
 import sys
 import zoneinfo
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import httpx
 from prefect.deployments.runner import RunnerDeployment
-from prefect.exceptions import PrefectException, PrefectHTTPStatusError
+from prefect.exceptions import PrefectException
 from prefect.flows import Flow
 from prefect.runner import Runner
 from prefect.schedules import Cron, Schedule
@@ -24,6 +25,7 @@ from prefect.types.entrypoint import EntrypointType
 
 from flows.connection import require_server
 from flows.label import label
+from flows.patience import outlive_the_server
 from flows.summarize import summarize
 from pipeline.config import load_config
 from pipeline.errors import EXIT_DONE, OvernightError, UsageError
@@ -31,36 +33,6 @@ from pipeline.errors import EXIT_DONE, OvernightError, UsageError
 NAME = "overnight"
 _CRON = "0 22 * * *"
 _LOCALTIME = Path("/etc/localtime")
-
-
-class PatientRunner(Runner):
-    """A runner that outlives its server.
-
-    Prefect's own gives up after three polls without an answer (half a minute) and takes the runs under way down with it: a server
-    that is restarted at night would end the night.
-    """
-
-    async def __aenter__(self) -> Self:
-        """Start the services, then make the poll for work forgiving."""
-        await super().__aenter__()
-        poller = self._scheduled_run_poller
-        ask = poller._get_and_submit_flow_runs  # noqa: SLF001  # Prefect offers no setting for this
-        lost = False
-
-        async def ask_patiently(*arguments: Any, **options: Any) -> None:
-            nonlocal lost
-            try:
-                await ask(*arguments, **options)
-                if lost:
-                    self._logger.info("The Prefect server answers again.")
-                lost = False
-            except (httpx.TransportError, PrefectHTTPStatusError) as error:
-                if not lost:
-                    self._logger.warning("The Prefect server does not answer (%s). Runs under way go on; asking until it does.", error)
-                lost = True
-
-        poller._get_and_submit_flow_runs = ask_patiently  # type: ignore[method-assign]  # noqa: SLF001  # as above
-        return self
 
 
 def deployments(config: str, cron: str | None, timezone: str) -> list[RunnerDeployment]:
@@ -102,14 +74,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _serve(served: list[RunnerDeployment], asked: argparse.Namespace, address: str) -> None:
-    runner = PatientRunner(name=NAME)
+    outlive_the_server()
+    runner = Runner(name=NAME)
     for deployment in served:
         runner.add_deployment(deployment)
     print("\n".join(_announcement(served, asked, address)), flush=True)
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(runner.start())
-    except KeyboardInterrupt:
-        print("Stopped serving; the schedules rest until it is started again.", file=sys.stderr)
+    print("Stopped serving; the schedules rest until it is started again.", file=sys.stderr)
 
 
 def _announcement(served: list[RunnerDeployment], asked: argparse.Namespace, address: str) -> list[str]:

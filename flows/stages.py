@@ -18,7 +18,7 @@ from prefect.states import Completed, Failed
 from flows import board, night
 from flows.logs import calm_logs
 from flows.night import Ending, Facts, Kind
-from pipeline.errors import EXIT_STOPPED, OvernightError
+from pipeline.errors import OvernightError
 
 
 @task(name="check the configuration", cache_policy=NO_CACHE, persist_result=False)
@@ -52,6 +52,6 @@ def through_the_night(kind: Kind, config: str, overrides: Sequence[str], limit: 
     end = night.ending(facts)
     if end.name != "AlreadyRunning":
         publish_report(kind, facts["run_directory"])
-    if end.exit_code == EXIT_STOPPED and board.is_being_cancelled():
+    if board.is_being_cancelled():
         raise Abort("cancelled")  # the server takes no ending of ours for a cancelled run; the serving process writes it
     return Completed(name=end.name, message=end.message, data=facts)
