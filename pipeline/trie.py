@@ -102,12 +102,14 @@ class Search:
 
     def wanted(self) -> list[int]:
         """Nodes to compute next, their parents all known; empty when nothing left can matter. Taken off the frontier."""
-        if self._settled(self._open_mass()):
+        if self._settled():
             return []
-        chosen = []
+        chosen: list[int] = []
+        done = math.fsum(math.exp(value) for value in self._complete.values())
         while self._frontier and len(chosen) < self._at_once:
             chosen.append(heapq.heappop(self._frontier)[1])
-            if self._settled(self._open_mass() + self._mass(chosen) * self._tolerance):
+            # What stays out could not matter beside what is computed now, if all of that came to labels.
+            if self._open_mass() <= self._tolerance * (done + self._mass(chosen)):
                 break
         return chosen
 
@@ -125,13 +127,13 @@ class Search:
     def _mass(self, nodes: Iterable[int]) -> float:
         return math.fsum(math.exp(self._reached[node]) for node in nodes)
 
-    def _settled(self, open_mass: float) -> bool:
-        """Whether mass ``open_mass`` spread in any way can change neither the winner nor its probability beyond the tolerance."""
+    def _settled(self) -> bool:
+        """Whether the frontier's mass, spread in any way, can change neither the winner nor its probability beyond the tolerance."""
         if not self._frontier:
             return True
         if not self._complete or self._tolerance <= 0:
             return False
         best = math.exp(max(self._complete.values()))
         total = math.fsum(math.exp(value) for value in self._complete.values())
-        most = math.exp(-self._frontier[0][0])
+        most, open_mass = math.exp(-self._frontier[0][0]), self._open_mass()
         return total > 0 and most < best and open_mass / (total + open_mass) <= self._tolerance

@@ -287,9 +287,9 @@ class ContinuousEngine:
 
     def _surrender(self, error: Exception) -> None:
         """Hand everything in the model to the static engine, which runs smaller and alone, and names the guilty."""
-        guests, self._guests = self._guests, []
-        for guest in guests:
-            self._packed.leave(guest.row, ())
+        guests = list(self._guests)
+        for guest in reversed(guests):
+            self._leave(guest)
         self._prefixes.clear()
         error.__traceback__ = None
         if not guests and self._waiting:

@@ -1,0 +1,146 @@
+"""Packed passes give the text and the scores of the plain way, on every family they say they support."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.engine.continuous import ContinuousEngine, sliding_window, unsupported
+from pipeline.engine.engine import ModelEngine
+from pipeline.records import Decode, Generation, Plan, Request, Score
+from tests.equivalence.equality import assert_equal_texts, reference_scores, reference_text
+from tests.equivalence.families import FAMILIES, QUICK, prompts, tiny_model
+from tests.equivalence.test_families import CONTINUATIONS, END_IDS, LENGTHS, NEW_TOKENS
+
+PLAN = Plan("float32", "none", "device", "instructions_first", 512, 4, 10_000, 100, 1)
+PLANS = {"few rows": PLAN, "one row": dataclasses.replace(PLAN, max_batch_rows=1), "small chunks": dataclasses.replace(PLAN, prefill_chunk_tokens=13)}
+# Families whose attention does not go through the library's interface, or has a form that packed passes do not do.
+STATIC = {"falcon (MQA)", "falcon (ALiBi)", "bloom (ALiBi)", "gemma2", "gpt_oss", "mpt", "qwen3_next (hybrid)", "mamba2"}
+families = pytest.mark.parametrize("family", [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in FAMILIES])
+
+
+class Watched(ModelEngine):
+    """The static engine, counting what is handed over to it."""
+
+    handed = 0
+
+    def admit(self, requests: Any) -> None:
+        self.handed += len(requests)
+        super().admit(requests)
+
+
+def run(model: Any, plan: Plan, requests: list[Request], window: int | None = None) -> tuple[list[Generation], int]:
+    static = Watched(model, plan, end_ids=END_IDS, pad_id=0)
+    engine = ContinuousEngine(model, plan, end_ids=END_IDS, static=static, window=window)
+    engine.admit(requests[:5])
+    done: list[Generation] = []
+    late = requests[5:]
+    while not engine.idle or late:
+        done += engine.step()
+        if late and len(done) > 1:
+            engine.admit(late)
+            late = []
+    model.set_attn_implementation("sdpa")
+    assert [generation.error for generation in done] == [None] * len(requests)
+    return sorted(done, key=lambda generation: generation.request_id), static.handed
+
+
+def shared_prompts(prefix_tokens: int) -> list[tuple[int, ...]]:
+    prefix = prompts((prefix_tokens,))[0]
+    return [(*prefix, *prompt) for prompt in prompts(LENGTHS)]
+
+
+@families
+def test_which_families_are_supported(family: str) -> None:
+    reason = unsupported(tiny_model(family), PLAN)
+    if family in QUICK or family not in STATIC:
+        assert (reason is None) == (family not in STATIC), reason
+
+
+@families
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("prefix_tokens", [0, 20])
+def test_same_texts(family: str, plan: str, prefix_tokens: int) -> None:
+    model = tiny_model(family)
+    if unsupported(model, PLAN) is not None:
+        pytest.skip("runs on the static engine, which has its own tests")
+    asked = shared_prompts(prefix_tokens) if prefix_tokens else prompts(LENGTHS)
+    texts = [reference_text(model, prompt, END_IDS, NEW_TOKENS) for prompt in asked]
+    window = sliding_window(model.config)
+    done, handed = run(model, PLANS[plan], [Request(i, prompt, Decode(NEW_TOKENS), prefix_tokens) for i, prompt in enumerate(asked)], window)
+    assert assert_equal_texts(texts, [generation.token_ids for generation in done]) <= 1
+    assert handed == (0 if window is None else sum(len(prompt) + NEW_TOKENS > window for prompt in asked))
+    if PLANS[plan].max_batch_rows > 1 and window is None:
+        assert max(generation.batch_rows for generation in done) > 1
+
+
+@families
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("prefix_tokens", [0, 20])
+@pytest.mark.parametrize("tolerance", [0.0, 1e-9])
+def test_same_scores(family: str, plan: str, prefix_tokens: int, tolerance: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With tolerance 0 the whole tree rides with the prompt; with a tiny one the search computes it in rounds."""
+    monkeypatch.setattr("pipeline.engine.continuous._RIDING_NODES", 0)
+    model = tiny_model(family)
+    if unsupported(model, PLAN) is not None:
+        pytest.skip("runs on the static engine, which has its own tests")
+    asked = shared_prompts(prefix_tokens) if prefix_tokens else prompts(LENGTHS)
+    expected = torch.tensor([reference_scores(model, prompt, CONTINUATIONS) for prompt in asked])
+    requests = [Request(i, prompt, Score(CONTINUATIONS, tolerance), prefix_tokens) for i, prompt in enumerate(asked)]
+    done, _ = run(model, PLANS[plan], requests, sliding_window(model.config))
+    found = torch.tensor([generation.scores for generation in done])
+    if tolerance == 0:
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    torch.testing.assert_close(found.softmax(-1), expected.softmax(-1), atol=1e-4, rtol=0)
+
+
+def test_a_shared_prefix_is_read_once_and_never_changed() -> None:
+    model = tiny_model("llama (GQA)")
+    static = ModelEngine(model, PLAN, end_ids=END_IDS, pad_id=0)
+    engine = ContinuousEngine(model, PLAN, end_ids=END_IDS, static=static, window=None)
+    engine.admit([Request(i, prompt, Decode(8), 20) for i, prompt in enumerate(shared_prompts(20))])
+    engine.step()
+    (prefix,) = engine._prefixes.values()
+    before = {layer: (keys.clone(), values.clone()) for layer, (keys, values) in prefix.layers.items()}
+    while not engine.idle:
+        engine.step()
+    assert list(engine._prefixes.values()) == [prefix]
+    assert prefix.tokens == 20
+    for layer, (keys, values) in prefix.layers.items():
+        assert torch.equal(keys, before[layer][0])
+        assert torch.equal(values, before[layer][1])
+
+
+def test_a_wrong_prefix_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: the comparison would see a prefix of the same length with one other token."""
+    model = tiny_model("llama (GQA)")
+    asked = shared_prompts(20)
+    expected = torch.tensor([reference_scores(model, prompt, CONTINUATIONS) for prompt in asked])
+    wrong = [Request(i, (prompt[0], prompt[1] ^ 1, *prompt[2:]), Score(CONTINUATIONS), 20) for i, prompt in enumerate(asked)]
+    done, _ = run(model, PLAN, wrong)
+    found = torch.tensor([generation.scores for generation in done])
+    assert float((found - expected).abs().max()) > 1e-2
+
+
+def test_a_model_that_raises_in_company_is_left_to_the_static_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama (GQA)")
+    asked = prompts(LENGTHS)
+    texts = [reference_text(model, prompt, END_IDS, NEW_TOKENS) for prompt in asked]
+    broken = iter([True, False])
+
+    def attention(*_: Any) -> Any:
+        if next(broken, False):
+            raise RuntimeError("DefaultCPUAllocator: not enough memory")
+        return real(*_)
+
+    import pipeline.engine.attention as module
+
+    real = module._attend_fresh
+    monkeypatch.setattr(module, "_attend_fresh", attention)
+    done, handed = run(model, PLAN, [Request(i, prompt, Decode(NEW_TOKENS)) for i, prompt in enumerate(asked)])
+    assert handed > 0
+    assert math.isclose(assert_equal_texts(texts, [generation.token_ids for generation in done]), 0, abs_tol=1)

@@ -1,0 +1,81 @@
+"""The trie of labels and the best-first search over it, against scoring every label alone."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.records import digest
+from pipeline.trie import ROOT, LabelTrie, Search
+
+LABELS = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=5).map(lambda ids: (*ids, 9)), min_size=1, max_size=20, unique=True)
+
+
+def predictions(trie: LabelTrie, spread: float) -> dict[int, dict[int, float]]:
+    """A language model over ten tokens: each node's distribution depends on the node alone."""
+    table = {}
+    for node in [ROOT, *range(len(trie.nodes))]:
+        weights = [math.exp(spread * int(digest(str(node), str(token))[:4], 16) / 16**4) for token in range(10)]
+        table[node] = {token: math.log(weights[token] / sum(weights)) for token in trie.targets[node]}
+    return table
+
+
+def exact(trie: LabelTrie, table: dict[int, dict[int, float]]) -> list[float]:
+    return trie.scores({(node, token): value for node, values in table.items() for token, value in values.items()})
+
+
+def normalized(scores: list[float]) -> list[float]:
+    best = max(scores)
+    weights = [math.exp(score - best) for score in scores]
+    return [weight / sum(weights) for weight in weights]
+
+
+@given(LABELS)
+def test_paths_spell_the_labels_and_parents_come_first(labels: list[tuple[int, ...]]) -> None:
+    trie = LabelTrie(labels)
+    for label, path in zip(labels, trie.paths, strict=True):
+        assert tuple(token for _, token in path) == label
+        for (node, token), (child, _) in zip(path, path[1:], strict=False):
+            assert trie.nodes[child].token == token
+            assert trie.nodes[child].parent == node
+    assert all(node.parent < index for index, node in enumerate(trie.nodes))
+    assert len(trie.nodes) == len({label[:length] for label in labels for length in range(1, len(label))})
+
+
+@given(LABELS, st.sampled_from([1.0, 4.0, 12.0]), st.sampled_from([0.0, 0.001, 0.05]), st.integers(1, 6))
+def test_a_search_finds_the_winner_and_its_probability(labels: list[tuple[int, ...]], spread: float, tolerance: float, at_once: int) -> None:
+    trie = LabelTrie(labels)
+    table = predictions(trie, spread)
+    truth = exact(trie, table)
+    search = Search(trie, tolerance, at_once)
+    search.learn(ROOT, table[ROOT])
+    fed = []
+    while wanted := search.wanted():
+        for node in wanted:
+            assert trie.nodes[node].parent in (ROOT, *fed)
+            fed.append(node)
+            search.learn(node, table[node])
+    assert len(fed) == len(set(fed))
+    found = search.scores()
+    assert len(found) == len(labels)
+    winner = found.index(max(found))
+    assert truth[winner] == max(truth)
+    assert abs(normalized(found)[winner] - normalized(truth)[winner]) <= tolerance + 1e-9
+    if tolerance == 0:
+        assert len(fed) == len(trie.nodes)
+        assert max(abs(a - b) for a, b in zip(found, truth, strict=True)) < 1e-9
+
+
+def test_a_clear_case_computes_little() -> None:
+    labels = [(first, second, 9) for first in range(8) for second in range(8)]
+    trie = LabelTrie(labels)
+    search = Search(trie, 0.001)
+    search.learn(ROOT, {first: math.log(0.9993 if first == 3 else 0.0001) for first in range(8)})
+    fed = 0
+    while wanted := search.wanted():
+        fed += len(wanted)
+        for node in wanted:
+            search.learn(node, {token: math.log(0.9993 if token in (3, 9) else 0.0001) for token in trie.targets[node]})
+    assert fed < len(trie.nodes) // 4
