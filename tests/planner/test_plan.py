@@ -1,0 +1,101 @@
+"""The plan: shapes of known models, memory that never shrinks when asked for more, sentences for what does not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.config import Config, parse_config
+from pipeline.errors import ConfigError, DoesNotFit
+from pipeline.planner.hardware import Hardware, available_ram_bytes
+from pipeline.planner.plan import make_plan, weights_bytes
+from pipeline.planner.shape import ModelShape, model_shape
+
+GIB = 2**30
+LLAMA_2_7B = {"num_hidden_layers": 32, "num_attention_heads": 32, "hidden_size": 4096, "intermediate_size": 11008, "vocab_size": 32000,
+              "max_position_embeddings": 4096}  # fmt: skip
+RESOLVED = {"dtype": "float16", "layout": "instructions_first"}
+
+
+def config(**sections: Any) -> Config:
+    raw: dict[str, Any] = {
+        "model": {"id": "m"},
+        "source": {"path": "a"},
+        "tasks": [{"name": "s", "kind": "summarize"}],
+        "run": {"directory": "r"},
+    }
+    for name, values in sections.items():
+        raw[name] = {**raw.get(name, {}), **values}
+    return parse_config(raw)
+
+
+def test_llama_2_7b_keeps_half_a_mebibyte_a_token() -> None:
+    shape = model_shape(LLAMA_2_7B)
+    assert shape.kv_bytes_per_token("float16") == 32 * 16 * 1024  # 16 KiB a token and layer
+    assert shape.kv_bytes_per_token("float16") * 2048 == GIB
+    assert shape.attention() == "MHA"
+
+
+def test_grouped_and_multi_query_models() -> None:
+    gqa = model_shape({**LLAMA_2_7B, "num_hidden_layers": 64, "num_key_value_heads": 8, "head_dim": 128})
+    assert gqa.kv_bytes_per_token("bfloat16") == 256 * 1024
+    assert gqa.attention() == "GQA"
+    falcon = model_shape({"n_layer": 32, "n_head": 71, "hidden_size": 4544, "multi_query": True, "vocab_size": 65024})
+    assert (falcon.kv_heads, falcon.head_dim, falcon.attention()) == (1, 64, "MQA")
+
+
+def test_text_configurations_inside_others_are_found() -> None:
+    assert model_shape({"model_type": "outer", "text_config": LLAMA_2_7B}).layers == 32
+
+
+def test_an_unknown_shape_names_what_is_missing() -> None:
+    with pytest.raises(ConfigError, match="num_hidden_layers"):
+        model_shape({"model_type": "odd", "hidden_size": 8, "num_attention_heads": 2})
+
+
+def test_weights_of_llama_2_7b() -> None:
+    shape = model_shape(LLAMA_2_7B)
+    assert weights_bytes(shape, "none", "float16") == pytest.approx(13.2e9, rel=0.03)  # 6.74 billion parameters, head counted once
+    assert weights_bytes(shape, "nf4", "float16") == pytest.approx(3.6e9, rel=0.05)
+
+
+@given(st.integers(8, 200), st.integers(0, 200))
+def test_more_memory_never_plans_less(ram_gib: int, more_gib: int) -> None:
+    shape = model_shape(LLAMA_2_7B)
+    small = make_plan(config(), shape, Hardware(4, ram_gib * GIB), RESOLVED)
+    large = make_plan(config(), shape, Hardware(4, (ram_gib + more_gib) * GIB), RESOLVED)
+    assert small.batch_tokens <= large.batch_tokens
+
+
+def test_what_does_not_fit_is_one_sentence_with_remedies() -> None:
+    with pytest.raises(DoesNotFit, match=r"MiB are left .* nf4"):
+        make_plan(config(), model_shape(LLAMA_2_7B), Hardware(4, 3 * GIB), RESOLVED)
+
+
+def test_the_context_is_capped_and_never_raised() -> None:
+    shape = model_shape(LLAMA_2_7B)
+    assert make_plan(config(model={"context_tokens": 1024}), shape, Hardware(4, 32 * GIB), RESOLVED).context_tokens == 1024
+    with pytest.raises(ConfigError, match="at most 4,096"):
+        make_plan(config(model={"context_tokens": 9999}), shape, Hardware(4, 32 * GIB), RESOLVED)
+
+
+def test_placement_is_explained_and_disk_refused() -> None:
+    shape = model_shape(LLAMA_2_7B)
+    plan = make_plan(config(), shape, Hardware(4, 32 * GIB), RESOLVED)
+    assert plan.placement == "device"
+    assert any("without a GPU" in reason for reason in plan.reasons)
+    assert make_plan(config(kv_cache={"placement": "offloaded"}), shape, Hardware(4, 32 * GIB), RESOLVED).placement == "offloaded"
+    with pytest.raises(ConfigError, match="disk"):
+        make_plan(config(kv_cache={"placement": "disk"}), shape, Hardware(4, 32 * GIB), RESOLVED)
+
+
+@given(st.builds(ModelShape, *[st.integers(1, 100)] * 8), st.sampled_from(["none", "int8", "nf4"]))
+def test_fewer_bits_never_weigh_more(shape: ModelShape, quantization: str) -> None:
+    assert weights_bytes(shape, quantization, "bfloat16") <= weights_bytes(shape, "none", "float32")
+
+
+def test_ram_is_known() -> None:
+    assert available_ram_bytes() > 0
