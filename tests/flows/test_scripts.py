@@ -1,0 +1,119 @@
+"""The flows as scripts, and the sentences of those who cannot start."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.flows.serving import ROOT, done_count, wait_for
+from tests.nights import ANight, documents, no_process_left
+
+pytestmark = pytest.mark.timeout(400)
+DEAD = "http://127.0.0.1:9/api"  # the discard port: nothing answers there
+
+
+def start(night: ANight, *arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *arguments], cwd=cwd, env={**night.environment, **environment},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def finish(process: subprocess.Popen[str], seconds: float = 240) -> tuple[int, str, str]:
+    """(exit code, standard output, standard error)."""
+    try:
+        out, err = process.communicate(timeout=seconds)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, out, err
+
+
+def a_night(folder: Path, count: int = 12, seconds: float = 0.05) -> ANight:
+    return ANight(folder, documents(count, longest=6), script={"seconds": seconds})
+
+
+def test_script_ends_with_a_sentence_and_no_noise(tmp_path: Path) -> None:
+    night = a_night(tmp_path)
+    code, out, err = finish(start(night, "flows/label.py", str(night.config), "--set", "engine.batch_rows=2", "--limit", "5"))
+    assert code == 0, err
+    assert out.startswith("All done: topic 5 done")
+    assert not re.search(r"ERROR|WARNING|CRITICAL|Traceback", err), err
+    assert done_count(night, "topic") == 5
+    assert no_process_left(night.directory)
+
+
+@pytest.mark.full
+def test_ctrl_c_of_a_terminal_stops_the_script_within_seconds(tmp_path: Path) -> None:
+    night = a_night(tmp_path, 60, 0.3)
+    process = start(night, "flows/summarize.py", str(night.config))
+    wait_for(lambda: done_count(night, "summary") >= 2)
+    os.killpg(process.pid, signal.SIGINT)
+    code, out, err = finish(process, 20)
+    assert code == 75
+    assert "Stopped early (signal SIGINT)" in out
+    assert not re.search(r"ERROR|Traceback", err), err
+    assert no_process_left(night.directory)
+
+
+@pytest.mark.full
+def test_exit_code_of_failed_documents(tmp_path: Path) -> None:
+    night = a_night(tmp_path)
+    night.script = {"faults": [{"text": "passengers", "do": "raise"}]}
+    code, out, err = finish(start(night, "flows/label.py", str(night.config)))
+    assert code == 3, err
+    assert out.startswith("Finished; some documents failed")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("flows/label.py", "nowhere.yaml"), "there is no configuration file nowhere.yaml"),
+        (("flows/summarize.py", "CONFIG", "--limit", "0"), "limit is 0"),
+        (("flows/summarize.py", "CONFIG", "--set", "tasks=[{name: a, kind: label, labels: [x, y]}]"), "no task of kind summarize"),
+        (("-m", "flows.serve", "--config", "CONFIG"), "PREFECT_API_URL is not set"),
+        (("-m", "flows.serve", "--config", "nowhere.yaml"), "there is no configuration file nowhere.yaml"),
+    ],
+)
+def test_mistakes_are_one_sentence(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+    night = a_night(tmp_path)
+    code, out, err = finish(start(night, *(str(night.config) if word == "CONFIG" else word for word in arguments)))
+    assert code == 2
+    assert said in err
+    assert err.count("\n") == 1, err
+    assert not out
+    assert not night.directory.exists()
+
+
+@pytest.mark.parametrize("program", [("-m", "flows.serve", "--config"), ("flows/label.py",)])
+def test_unreachable_server_is_one_sentence(tmp_path: Path, program: tuple[str, ...]) -> None:
+    night = a_night(tmp_path)
+    code, _, err = finish(start(night, *program, str(night.config), PREFECT_API_URL=DEAD), 60)
+    assert code == 2
+    assert err.count("\n") == 1, err
+    assert f"the Prefect server at {DEAD} does not answer" in err
+    assert "prefect server start" in err
+
+
+def test_program_runs_with_the_decorators_removed(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    shutil.copytree(ROOT / "flows", project / "flows", ignore=shutil.ignore_patterns("__pycache__"))
+    removed = 0
+    for file in (project / "flows").glob("*.py"):
+        plain, count = re.subn(r"^@(flow|task)\(.*\)\n", "", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        removed += count
+        file.write_text(plain, encoding="utf-8")
+    assert removed == 5
+    night = a_night(tmp_path / "night")
+    call = f"from flows.label import label; print(label({str(night.config)!r}).message)"
+    code, out, err = finish(start(night, "-c", call, cwd=project, PYTHONPATH=str(ROOT), PREFECT_API_URL=DEAD), 60)
+    assert code == 0, err
+    assert "All done: topic 12 done" in out
+    assert done_count(night, "topic") == 12

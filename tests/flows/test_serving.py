@@ -1,0 +1,199 @@
+"""The deployments on a real server: the printed command, kill -9, cancelling, a lost server, and the names of the endings."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.flows.serving import Server, Serving, wait_for
+from tests.nights import ANight, documents, no_process_left
+
+pytestmark = pytest.mark.timeout(400)
+
+
+def a_night(folder: Path, count: int = 40, seconds: float = 0.1, **script: Any) -> ANight:
+    return ANight(folder, documents(count, longest=6), script={"seconds": seconds, **script})
+
+
+def answers(night: ANight, task: str) -> int:
+    """Documents with an answer of ``task`` in the export; every document is in it once."""
+    rows = night.export()
+    assert [row["id"] for row in rows] == [row["id"] for row in night.rows]
+    return sum(row[f"{task}_status"] == "done" for row in rows)
+
+
+def test_printed_command_runs_and_goes_on_after_kill_of_everything(server: Server, tmp_path: Path) -> None:
+    night = a_night(tmp_path)
+    with Serving(server, night) as serving:
+        assert [command[-1] for command in serving.printed_commands()] == ["summarize/overnight", "label/overnight"]
+        first = serving.start("label")
+        serving.wait_done("topic", 4)
+    assert no_process_left(night.directory)
+    assert server.state(first)[0] == "RUNNING"  # for ever, and harmless
+    with Serving(server, night) as serving:
+        second = serving.start("label")
+        assert server.wait_ended(second) == ("COMPLETED", "Completed"), serving.output
+        assert "Traceback" not in serving.output
+    assert answers(night, "topic") == 40
+    shown = server.artifacts(second)
+    assert float(shown["label-progress"]["data"]) == 100
+    assert "40 of 40" in shown["label-progress"]["description"] or "reporting" in shown["label-progress"]["description"]
+    assert "topic" in shown["label-report"]["data"]
+
+
+def test_form_schedule_and_bounds(server: Server, tmp_path: Path) -> None:
+    night = a_night(tmp_path)
+    with Serving(server, night, ("--cron", "30 21 * * *", "--timezone", "Europe/Berlin")) as serving:
+        served = {deployment["entrypoint"]: deployment for deployment in server.ask("deployments/filter")}
+        assert set(served) == {"flows.summarize.summarize", "flows.label.label"}
+        for deployment in served.values():
+            properties = deployment["parameter_openapi_schema"]["properties"]
+            assert list(properties) == ["config", "overrides", "limit"]
+            assert all(len(field["description"]) > 20 for field in properties.values())
+            assert deployment["parameters"] == {"config": str(night.config)}
+            assert deployment["concurrency_limit"] is None
+            schedule = deployment["schedules"][0]["schedule"]
+            assert (schedule["cron"], schedule["timezone"]) == ("30 21 * * *", "Europe/Berlin")
+        refused = subprocess.run(
+            [sys.executable, "-m", "prefect", "deployment", "run", "label/overnight", "-p", "limit=0"],
+            env=serving.environment, capture_output=True, text=True, timeout=90, check=False,
+        )  # fmt: skip
+        assert refused.returncode != 0
+        assert "minimum" in refused.stdout + refused.stderr
+
+
+@pytest.mark.full
+def test_cancelling_stops_the_work_and_the_same_deployment_goes_on(server: Server, tmp_path: Path) -> None:
+    night = a_night(tmp_path, seconds=0.2)
+    with Serving(server, night) as serving:
+        first = serving.start("label")
+        serving.wait_done("topic", 2)
+        subprocess.run([sys.executable, "-m", "prefect", "flow-run", "cancel", first], env=serving.environment, check=True, timeout=60)
+        started = time.monotonic()
+        assert server.wait_ended(first, 20) == ("CANCELLED", "Cancelled"), serving.output
+        assert time.monotonic() - started < 15
+        assert no_process_left(night.directory)
+        assert "Traceback" not in serving.output
+        assert night.status()["tasks"]["topic"]["running"] == 0
+        assert server.wait_ended(serving.start("label")) == ("COMPLETED", "Completed"), serving.output
+    assert answers(night, "topic") == 40
+
+
+@pytest.mark.full
+def test_second_run_of_a_kind_ends_as_already_running_and_the_other_kind_waits(server: Server, tmp_path: Path) -> None:
+    night = a_night(tmp_path, seconds=0.4)
+    with Serving(server, night) as serving:
+        first = serving.start("label")
+        serving.wait_done("topic", 1)
+        again, other = serving.start("label"), serving.start("summarize", "limit=3")
+        assert server.wait_ended(again) == ("COMPLETED", "AlreadyRunning"), serving.output
+        assert server.state(first)[0] == "RUNNING"
+        assert server.wait_ended(first) == ("COMPLETED", "Completed")
+        assert server.wait_ended(other) == ("COMPLETED", "Completed"), serving.output
+        assert "waiting for the label run" in serving.output
+    assert answers(night, "topic") == 40
+    assert answers(night, "summary") == 3
+
+
+@pytest.mark.full
+def test_a_run_by_hand_that_holds_the_directory_is_already_running(server: Server, tmp_path: Path) -> None:
+    night = a_night(tmp_path, seconds=0.5)
+    by_hand = night.start("run", str(night.config), "--quiet")
+    try:
+        with Serving(server, night) as serving:
+            serving.wait_done("topic", 1)
+            run = serving.start("label")
+            assert server.wait_ended(run) == ("COMPLETED", "AlreadyRunning"), serving.output
+            assert str(by_hand.pid) in server.flow_run(run)["state"]["message"]
+    finally:
+        by_hand.terminate()
+        by_hand.communicate(timeout=30)
+
+
+@pytest.mark.full
+def test_losing_the_server_stops_nothing(tmp_path: Path) -> None:
+    home = tmp_path / "prefect"
+    home.mkdir()
+    night = a_night(tmp_path / "night", count=100, seconds=0.5)
+    with Server(home) as server, Serving(server, night) as serving:
+        run = serving.start("label")
+        serving.wait_done("topic", 4)
+        server.kill()
+        serving.wait_done("topic", 100)  # 50 s, longer than Prefect's own patience of three polls
+        assert serving.process.poll() is None
+        server.start()
+        assert server.wait_ended(run, 180) == ("COMPLETED", "Completed"), serving.output
+        assert server.wait_ended(serving.start("summarize", "limit=1"), 120) == ("COMPLETED", "Completed"), serving.output
+    assert answers(night, "topic") == 100
+
+
+@pytest.mark.full
+def test_a_run_outlives_its_serving_process(server: Server, tmp_path: Path) -> None:
+    night = a_night(tmp_path, seconds=0.3)
+    with Serving(server, night) as serving:
+        run = serving.start("label")
+        serving.wait_done("topic", 2)
+        serving.process.kill()
+        serving.process.wait()
+        assert server.wait_ended(run) == ("COMPLETED", "Completed")
+    assert answers(night, "topic") == 40
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ending_the_serving_process_stops_cleanly(server: Server, tmp_path: Path, number: int) -> None:
+    night = a_night(tmp_path, seconds=0.3)
+    with Serving(server, night) as serving:
+        run = serving.start("label")
+        serving.wait_done("topic", 2)
+        if number == signal.SIGINT:
+            os.killpg(serving.process.pid, number)  # as a terminal's Ctrl-C
+        else:
+            serving.process.send_signal(number)
+        assert serving.process.wait(60) == 0
+        assert no_process_left(night.directory)
+        assert night.status()["tasks"]["topic"]["running"] == 0
+        assert server.wait_ended(run, 30)[1] in ("StoppedEarly", "Cancelled"), serving.output
+        assert "Traceback" not in serving.output
+    assert all(deployment["paused"] for deployment in server.ask("deployments/filter"))
+    with Serving(server, night) as serving:
+        assert not any(deployment["paused"] for deployment in server.ask("deployments/filter"))
+        assert server.wait_ended(serving.start("label")) == ("COMPLETED", "Completed"), serving.output
+    assert answers(night, "topic") == 40
+
+
+@pytest.mark.full
+def test_names_of_the_endings(server: Server, tmp_path: Path) -> None:
+    night = a_night(tmp_path, count=6, seconds=0, faults=[{"text": "POISON", "do": "raise"}])
+    night.rows[2]["text"] += " POISON"
+    night.write_source(night.rows)
+    with Serving(server, night) as serving:
+        failed = serving.start("label")
+        assert server.wait_ended(failed) == ("COMPLETED", "CompletedWithFailures"), serving.output
+        assert "1 failed" in server.flow_run(failed)["state"]["message"]
+        mistaken = serving.start("label", 'overrides=["tasks.topic.labels=[one]"]')
+        assert server.wait_ended(mistaken) == ("FAILED", "Failed")
+        assert "one label leaves nothing to choose" in server.flow_run(mistaken)["state"]["message"]
+        assert "Traceback" not in serving.output
+        assert serving.process.poll() is None
+    assert answers(night, "topic") == 5
+
+
+@pytest.mark.full
+def test_twenty_kills_at_random_moments(server: Server, tmp_path: Path) -> None:
+    night = a_night(tmp_path, count=60, seconds=0.2)
+    for number in range(20):
+        with Serving(server, night) as serving:
+            serving.start("label")
+            time.sleep(3 + number % 5)  # before, while and after the run starts
+        assert no_process_left(night.directory)
+    with Serving(server, night) as serving:
+        wait_for(lambda: server.wait_ended(serving.start("label")) == ("COMPLETED", "Completed"))
+    assert answers(night, "topic") == 60
