@@ -5,7 +5,8 @@ from __future__ import annotations
 import platform
 from importlib import metadata
 
-STACK = ("torch", "transformers", "accelerate", "bitsandbytes", "tokenizers", "safetensors", "huggingface-hub", "datasets", "pyarrow", "prefect")
+STACK: tuple[str, ...] = ("torch", "transformers", "accelerate", "bitsandbytes", "tokenizers", "safetensors", "huggingface-hub")
+STACK += ("datasets", "pyarrow", "prefect")
 
 
 def stack_versions() -> dict[str, str]:

@@ -37,11 +37,11 @@ class _LowerKernelNotice(logging.Filter):
 @cache
 def quiet_libraries() -> None:
     """Send what transformers, huggingface_hub and bitsandbytes say to the log. Once a process; called before any of them loads a model."""
-    from huggingface_hub.utils import disable_progress_bars
+    from huggingface_hub.utils.tqdm import disable_progress_bars
     from transformers.utils import logging as transformers_logging
 
     disable_progress_bars()
-    transformers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # the library's signature has no types
     transformers_logging.disable_default_handler()
     transformers_logging.enable_propagation()
     logging.getLogger("bitsandbytes.autograd._functions").addFilter(_DropCastNotice())
