@@ -41,7 +41,7 @@ class _Underway:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A reply worth recording because its document is not finished by it."""
+    """A reply worth recording: its document is not finished by it, or was read in parts."""
 
     work: WorkId
     step: Step
@@ -108,9 +108,16 @@ class Flight:
             work.replies[index] = generation
             if len(work.replies) == len(work.steps):
                 self._advance(work_id, work, [work.replies[number] for number in range(len(work.steps))])
-            if work_id in self._works:
+            if work_id in self._works or self._ended_in_parts():
                 kept.append(Reply(work_id, step, generation))
         return kept
+
+    def _ended_in_parts(self) -> bool:
+        """Whether the document that has just landed was answered in parts: then its last reply is kept too, so that the ledger shows every
+        part read.
+        """
+        answer = self._landed[-1].answer
+        return answer is not None and answer.parts > 1
 
     def cancelled(self) -> list[int]:
         """Questions asked since the last call whose document has failed: nobody waits for their replies."""

@@ -25,9 +25,7 @@ _EMPTY = "empty text"
 class Inventory:
     """Takes rows in reading order; ``finish`` makes it count."""
 
-    def __init__(
-        self, writing: Callable[[], AbstractContextManager[sa.Connection]], run: int, jobs: Sequence[tuple[int, TaskJob]]
-    ) -> None:
+    def __init__(self, writing: Callable[[], AbstractContextManager[sa.Connection]], run: int, jobs: Sequence[tuple[int, TaskJob]]) -> None:
         self._writing = writing
         self._jobs = jobs
         self._documents: list[Document] = []
@@ -47,8 +45,10 @@ class Inventory:
             self._flush()
 
     def reject(self, rows: Sequence[Reject]) -> None:
-        """Rows that are not."""
+        """Rows that are not. Written at once: too many of them end the run, and then they are what the user needs to see."""
         self._rejects += rows
+        if rows:
+            self._flush()
 
     def finish(self, *, complete: bool) -> None:
         """Write what is left. ``complete``: the source was read to its end, and what was not seen is gone from it."""
@@ -98,18 +98,16 @@ class Inventory:
         for begin in range(0, len(distinct), 500):
             some = distinct[begin : begin + 500]
             query = (
-                sa.select(inputs.c.document_key, sa.func.count())
+                sa.select(inputs.c.document_key, sa.func.count().label("rows"))
                 .where(inputs.c.document_key.in_(some), inputs.c.inventory_id == self._id)
                 .group_by(inputs.c.document_key)
             )
-            counted.update({key: count for key, count in connection.execute(query)})
+            counted.update({row.document_key: row.rows for row in connection.execute(query)})
         return counted
 
     def _enter_works(self, connection: sa.Connection, documents: Sequence[Document]) -> None:
         statement = insert(work)
-        upsert = statement.on_conflict_do_update(
-            index_elements=["task_id", "key"], set_={"inventory_id": statement.excluded.inventory_id}
-        )
+        upsert = statement.on_conflict_do_update(index_elements=["task_id", "key"], set_={"inventory_id": statement.excluded.inventory_id})
         for task_id, job in self._jobs:
             rows = {
                 key: {

@@ -284,12 +284,17 @@ class Ledger:
     def runs(self) -> list[dict[str, Any]]:
         """All runs, oldest first, with their facts."""
         with self._reading() as connection:
-            return [dict(row._mapping) for row in connection.execute(sa.select(runs).order_by(runs.c.id))]
+            return [dict(row) for row in connection.execute(sa.select(runs).order_by(runs.c.id)).mappings()]
 
     def documents(self, document_id: str) -> list[InputRow]:
         """Present inputs of this id."""
         with self._reading() as connection:
             return reading.inputs_of(connection, document_id)
+
+    def clashing_ids(self, limit: int = 20) -> list[tuple[str, int]]:
+        """Ids that stand for several texts, with how many."""
+        with self._reading() as connection:
+            return reading.clashing_ids(connection, limit)
 
     def result(self, task: str, key: str) -> dict[str, Any] | None:
         """State and result of one work, None when the task does not know it."""
@@ -311,11 +316,13 @@ class Ledger:
     @contextmanager
     def _writing(self) -> Iterator[sa.Connection]:
         try:
-            with self._engine.begin() as connection:
+            with self._engine.connect().execution_options(writing=True) as connection, connection.begin():
                 yield connection
         except OperationalError as error:
             if _disk_is_full(error):
-                raise StoppedEarly("the disk that holds the run directory is full; free some space and run the same command again") from None
+                raise StoppedEarly(
+                    "the disk that holds the run directory is full; free some space and run the same command again"
+                ) from None
             raise
 
     @contextmanager
@@ -340,7 +347,7 @@ class Ledger:
     def _load_tasks(self) -> None:
         with self._reading() as connection:
             active = connection.execute(sa.select(tasks.c.name, tasks.c.id).where(tasks.c.active == 1).order_by(tasks.c.id))
-            self._task_ids = {name: number for name, number in active}
+            self._task_ids = {row.name: row.id for row in active}
 
 
 def _result(outcome: Outcome, task: int, run: int, now: float) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -94,6 +95,16 @@ class RecordedStep:
     generation: Mapping[str, Any]
 
 
+def answer_probability(value: Any, probabilities: Mapping[str, float] | None) -> float | None:
+    """Of a label its probability, abstained or not that of the best; of several labels that of the least certain yes or no."""
+    known = {name: number for name, number in (probabilities or {}).items() if math.isfinite(number)}
+    if not known or len(known) < len(probabilities or {}):
+        return None
+    if isinstance(value, list):
+        return min(max(number, 1 - number) for number in known.values())
+    return known.get(value) if value is not None else max(known.values())
+
+
 def presence(connection: sa.Connection) -> int:
     """The latest complete inventory, 0 before there is one: what it or a later one has seen is present."""
     latest = connection.execute(sa.select(sa.func.max(inventories.c.id)).where(inventories.c.complete == 1)).scalar_one_or_none()
@@ -130,8 +141,8 @@ def status(connection: sa.Connection) -> Status:
 
 
 def _states(connection: sa.Connection, task: int, present: int) -> dict[str, int]:
-    query = sa.select(work.c.state, sa.func.count()).where(work.c.task_id == task, work.c.inventory_id >= present)
-    return {state: count for state, count in connection.execute(query.group_by(work.c.state))}
+    query = sa.select(work.c.state, sa.func.count().label("works")).where(work.c.task_id == task, work.c.inventory_id >= present)
+    return {row.state: row.works for row in connection.execute(query.group_by(work.c.state))}
 
 
 def export_rows(connection: sa.Connection) -> Iterator[ExportRow]:
@@ -172,7 +183,7 @@ def _result(row: Any) -> TaskResult:
 
 def rejected_rows(connection: sa.Connection) -> Iterator[dict[str, Any]]:
     """Rejected rows of the latest inventory."""
-    for row in connection.execution_options(yield_per=_BLOCK_ROWS).execute(sa.select(rejects)):
+    for row in connection.execution_options(yield_per=_BLOCK_ROWS).execute(sa.select(rejects).order_by(sa.literal_column("rowid"))):
         yield {"file": row.file, "line": row.line, "offset": row.offset, "reason": row.reason, "excerpt": row.excerpt}
 
 
@@ -194,7 +205,9 @@ def recorded_steps(connection: sa.Connection, task: int, key: str) -> list[Recor
 
 
 def task_results(connection: sa.Connection, task: int) -> Iterator[dict[str, Any]]:
-    """Results of a task's present works: every column, with ``state``, ``characters``, an ``id`` and the covered characters."""
+    """Results of a task's present works: every column, with ``state``, ``characters``, an ``id``, the ``attempts`` made, and how many
+    characters the steps of a document in parts ``covered``.
+    """
     some_id = (
         sa.select(sa.func.min(inputs.c.id)).where(inputs.c.document_key == work.c.document_key).scalar_subquery().label("id")
     )  # fmt: skip
@@ -207,8 +220,27 @@ def task_results(connection: sa.Connection, task: int) -> Iterator[dict[str, Any
         .select_from(joined)
         .where(work.c.task_id == task, work.c.inventory_id >= presence(connection), work.c.state.notin_(("pending", "running")))
     )
-    for row in connection.execution_options(yield_per=_BLOCK_ROWS).execute(query):
-        yield dict(row._mapping)
+    for row in connection.execution_options(yield_per=_BLOCK_ROWS).execute(query).mappings():
+        yield {**row, "covered": _covered(connection, task, row["key"]) if row["parts"] > 1 else row["characters"]}
+
+
+def _covered(connection: sa.Connection, task: int, key: str) -> int:
+    """Characters in the union of the spans that a work's recorded steps have read."""
+    spans = sa.select(replies.c.span_start, replies.c.span_end).where(
+        replies.c.task_id == task, replies.c.key == key, replies.c.span_start.is_not(None)
+    )  # fmt: skip
+    covered = reached = 0
+    for start, end in connection.execute(spans.order_by(replies.c.span_start)):
+        covered += max(0, end - max(start, reached))
+        reached = max(reached, end)
+    return covered
+
+
+def clashing_ids(connection: sa.Connection, limit: int) -> list[tuple[str, int]]:
+    """Ids that stand for several texts, with how many; the first ``limit`` by id."""
+    texts = sa.func.count(sa.distinct(inputs.c.document_key))
+    query = sa.select(inputs.c.id, texts).where(inputs.c.inventory_id >= presence(connection)).group_by(inputs.c.id).having(texts > 1)
+    return [(name, count) for name, count in connection.execute(query.order_by(inputs.c.id).limit(limit))]
 
 
 def one_result(connection: sa.Connection, task: int, key: str) -> dict[str, Any] | None:
@@ -216,5 +248,5 @@ def one_result(connection: sa.Connection, task: int, key: str) -> dict[str, Any]
     joined = work.outerjoin(results, (results.c.task_id == work.c.task_id) & (results.c.key == work.c.key))
     kept = [column for column in results.c if column.name not in ("task_id", "key")]
     query = sa.select(work.c.state, work.c.attempts, work.c.crashes, *kept).select_from(joined)
-    row = connection.execute(query.where(work.c.task_id == task, work.c.key == key)).one_or_none()
-    return None if row is None else dict(row._mapping)
+    row = connection.execute(query.where(work.c.task_id == task, work.c.key == key)).mappings().one_or_none()
+    return None if row is None else dict(row)

@@ -16,16 +16,30 @@ from sqlalchemy import (
     Integer,
     MetaData,
     PrimaryKeyConstraint,
+    QueuePool,
     Table,
-    Text,
+    TypeDecorator,
     create_engine,
     event,
 )
+from sqlalchemy import Text as SqlText
 
 FORMAT = 1
 """Version of the layout below. A newer one is refused; an older one will be migrated when there is one."""
 
 metadata = MetaData()
+
+
+class Text(TypeDecorator[str]):
+    r"""Text that SQLite takes whatever it holds: lone surrogates (undecodable file names, JSON escapes) are written as ``\udcff``."""
+
+    impl = SqlText
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, _: Any) -> str | None:
+        """What is stored for ``value``."""
+        return value if value is None or value.isascii() else value.encode("utf-8", "backslashreplace").decode("utf-8")
+
 
 meta = Table("meta", metadata, Column("name", Text, primary_key=True), Column("value", JSON, nullable=False))
 
@@ -170,7 +184,8 @@ def connect(path: Path, *, write: bool) -> Engine:
     def open_file() -> sqlite3.Connection:
         return sqlite3.connect(address, uri=True, timeout=30, isolation_level=None, check_same_thread=False)
 
-    engine = create_engine("sqlite://", creator=open_file)
+    # One connection a reader or writer under way: several readings may go on while a batch is committed, each on its own snapshot.
+    engine = create_engine("sqlite://", creator=open_file, poolclass=QueuePool, pool_size=2, max_overflow=-1)
 
     @event.listens_for(engine, "connect")
     def prepare(connection: Any, _: Any) -> None:
@@ -182,6 +197,6 @@ def connect(path: Path, *, write: bool) -> Engine:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Any) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get("writing") else "BEGIN")
 
     return engine

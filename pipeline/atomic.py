@@ -1,0 +1,39 @@
+"""Whole files or none: a reader, and a machine that lost power, finds the old content or the new, never part of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from pipeline.errors import StoppedEarly
+
+
+@contextmanager
+def replace_file(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
+    """A handle whose bytes become ``path`` when the block ends well; ``private``: for the user's eyes only.
+
+    Raises StoppedEarly when the disk is full.
+    """
+    place = Path(os.path.realpath(path))  # a link goes on pointing where it points
+    sibling = place.with_name(f".{secrets.token_hex(8)}.part")
+    try:
+        with os.fdopen(os.open(sibling, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600 if private else 0o666), "wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        sibling.replace(place)
+        folder = os.open(place.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except BaseException as error:
+        sibling.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StoppedEarly(f"the disk that holds {path.parent} is full; free some space and run the same command again") from None
+        raise

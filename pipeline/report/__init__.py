@@ -1,0 +1,95 @@
+"""The morning's report, from the ledger alone: what was read, what was answered, what was not and why, and how it went.
+
+``report.json`` holds the facts, ``report.md`` shows them, ``rejects.jsonl`` lists every row that was not a document.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.atomic import replace_file
+from pipeline.report.markdown import render_markdown
+from pipeline.report.tasks import Reasons, TaskFacts
+from pipeline.stores.ledger import Ledger
+
+__all__ = ["build_report", "render_markdown", "write_report"]
+
+_SHOWN_REJECTS = 20
+_RUN_FACTS = ("plan", "loaded", "versions", "model", "notes", "config")
+
+
+def build_report(ledger: Ledger) -> dict[str, Any]:
+    """Facts that JSON can hold. Raises LedgerError when the counts do not add up."""
+    status = ledger.status()
+    runs = ledger.runs()
+    inputs = {
+        "documents": status.documents, "rejected": status.rejected, "duplicates": status.duplicates, "clashing_ids": status.clashing_ids,
+        "clashes": [{"id": name, "texts": texts} for name, texts in ledger.clashing_ids()],
+        "read_completely": status.read_completely, "complete": status.complete,
+    }  # fmt: skip
+    tasks = {
+        task.job.name: TaskFacts(task, status.tasks[task.job.name]).add_all(ledger.results(task.job.name)).facts()
+        for task in ledger.tasks()
+    }  # fmt: skip
+    facts = {
+        "format": 1, "inputs": inputs, "rejects": _rejects(ledger.rejects()), "tasks": tasks,
+        "runs": [_run(run) for run in runs], **_loaded(runs),
+    }  # fmt: skip
+    plain: dict[str, Any] = _finite(facts)
+    return plain
+
+
+def write_report(ledger: Ledger, directory: Path) -> None:
+    """Write the three files into the run directory, each whole or not at all. Raises StoppedEarly when the disk is full."""
+    facts = build_report(ledger)
+    with replace_file(directory / "report.json", private=True) as stream:
+        stream.write(json.dumps(facts, indent=2, allow_nan=False).encode("ascii"))
+    with replace_file(directory / "report.md", private=True) as stream:
+        stream.write(render_markdown(facts).encode("utf-8", "replace"))
+    with replace_file(directory / "rejects.jsonl", private=True) as stream:
+        for reject in ledger.rejects():
+            stream.write(json.dumps(reject).encode("ascii") + b"\n")
+
+
+def _rejects(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    iterator = iter(rows)
+    first = [dict(row) for row in itertools.islice(iterator, _SHOWN_REJECTS)]
+    reasons = Reasons()
+    for row in itertools.chain(first, iterator):
+        reasons.add(row["reason"])
+    return {"by_reason": reasons.listed(), "first": first}
+
+
+def _run(run: Mapping[str, Any]) -> dict[str, Any]:
+    ended = run["ended_at"]
+    return {
+        "run": run["id"], "started": _local(run["started_at"]), "ended": None if ended is None else _local(ended),
+        "seconds": None if ended is None else ended - run["started_at"], "exit_code": run["exit_code"], "reason": run["reason"],
+    }  # fmt: skip
+
+
+def _loaded(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Facts of the last run that loaded the model; of the last one where none has."""
+    if not runs:
+        return dict.fromkeys(_RUN_FACTS)
+    chosen = next((run for run in reversed(runs) if "loaded" in run["facts"]), runs[-1])
+    return {name: chosen["facts"].get(name) for name in _RUN_FACTS}
+
+
+def _local(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def _finite(value: Any) -> Any:
+    """``value`` with plain string keys and null for what JSON has no number for."""
+    if isinstance(value, Mapping):
+        return {str(key): _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
