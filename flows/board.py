@@ -90,7 +90,8 @@ class Board:
 
     def __call__(self, progress: Progress) -> None:
         """Note where the run is. Returns at once."""
-        self._latest = progress
+        if progress.stage != "reporting" or not self._latest.total:  # what was done stays on the board
+            self._latest = progress
         self._news.set()
         stage, logged = self._logged
         now = time.monotonic()
@@ -109,19 +110,26 @@ class Board:
 
     def _try_to_send(self, progress: Progress) -> None:
         try:
-            self._send(100.0 * progress.done / progress.total if progress.total else 0.0, describe(self._kind, progress))
+            self._send(percent(progress), describe(self._kind, progress))
         except SERVER_ERRORS as error:
             if not (self._complained or self._closing.is_set()):
                 self._log.warning("The Prefect server does not take the run's progress (%s). The run goes on without showing it.", error)
             self._complained = True
 
-    def _send(self, percent: float, text: str) -> None:
+    def _send(self, share: float, text: str) -> None:
         if self._artifact is None:
-            artifact = create_progress_artifact(percent, key=f"{self._kind}-progress", description=text)
+            artifact = create_progress_artifact(share, key=f"{self._kind}-progress", description=text)
             assert isinstance(artifact, UUID)  # a coroutine only where an event loop runs
             self._artifact = artifact
         else:
-            update_progress_artifact(self._artifact, percent, description=text)
+            update_progress_artifact(self._artifact, share, description=text)
+
+
+def percent(progress: Progress) -> float:
+    """0 to 100. A run that comes to its report without any work had none left."""
+    if progress.total:
+        return 100.0 * progress.done / progress.total
+    return 100.0 if progress.stage == "reporting" else 0.0
 
 
 def describe(kind: str, progress: Progress) -> str:

@@ -9,6 +9,7 @@ import argparse
 import asyncio
 import contextlib
 import os
+import signal
 import sys
 import zoneinfo
 from collections.abc import Sequence
@@ -79,6 +80,7 @@ def _serve(served: list[RunnerDeployment], asked: argparse.Namespace, address: s
     for deployment in served:
         runner.add_deployment(deployment)
     print("\n".join(_announcement(served, asked, address)), flush=True)
+    signal.signal(signal.SIGINT, runner.handle_sigterm)  # Ctrl-C, too, waits for the runs to stop; by itself it would kill them
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(runner.start())
     print("Stopped serving; the schedules rest until it is started again.", file=sys.stderr)

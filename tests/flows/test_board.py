@@ -8,7 +8,7 @@ import time
 import pytest
 from prefect.flows import Flow
 
-from flows.board import Board, describe, publish
+from flows.board import Board, describe, percent, publish
 from flows.label import label
 from flows.logs import own_errors_as_sentences, warnings_or_prefect
 from flows.patience import LOOP, PLACES, outlive_the_server
@@ -27,6 +27,12 @@ def test_progress_is_a_line_for_people() -> None:
     assert describe("label", Progress("working", 12, 1, 1060, 310.4, 299)) == "label: 12 of 1,060 done, 1 failed, 310 tokens/s, 5 min left"
     assert describe("label", Progress("loading", message="loading the model")) == "label: loading the model"
     assert describe("label", Progress("reading")) == "label: reading"
+
+
+def test_percentage() -> None:
+    assert percent(Progress("working", 12, 1, 48)) == 25
+    assert percent(Progress("reading")) == 0
+    assert percent(Progress("reporting")) == 100
 
 
 def test_board_outside_a_flow_run_sends_nothing_and_costs_nothing() -> None:
