@@ -116,11 +116,12 @@ def _save_plain(gguf: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from pipeline.engine.quiet import quiet_libraries
+    from pipeline.engine.quiet import quiet_libraries, stderr_in_log
 
     quiet_libraries()
     source, name = str(gguf.parent), gguf.name
-    model: Any = AutoModelForCausalLM.from_pretrained(source, gguf_file=name, dtype=torch.float32)
+    with stderr_in_log():
+        model: Any = AutoModelForCausalLM.from_pretrained(source, gguf_file=name, dtype=torch.float32)
     model.hf_quantizer = None
     for owner, attribute in ((model, "is_quantized"), (model, "quantization_method"), (model.config, "quantization_config")):
         if hasattr(owner, attribute):

@@ -12,8 +12,11 @@ messages of bitsandbytes are known and expected, and become quiet:
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import sys
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -32,6 +35,30 @@ class _LowerKernelNotice(logging.Filter):
             record.levelno, record.levelname = logging.DEBUG, "DEBUG"
             return logging.getLogger().isEnabledFor(logging.DEBUG)
         return True
+
+
+_log = logging.getLogger(__name__)
+
+
+class _LogLines(io.TextIOBase):
+    """A text stream whose lines go to the log; a progress bar's rewritten line counts once, as it ends."""
+
+    def __init__(self) -> None:
+        self._line = ""
+
+    def write(self, text: str) -> int:
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            if shown := line.rpartition("\r")[2].strip():
+                _log.info("%s", shown)
+        return len(text)
+
+
+@contextlib.contextmanager
+def stderr_in_log() -> Iterator[None]:
+    """What is written to standard error inside goes to the log: for progress bars that cannot be switched off."""
+    with contextlib.redirect_stderr(_LogLines()):
+        yield
 
 
 @cache
