@@ -169,8 +169,8 @@ def doctor(
 
     findings = examine(config, overrides or ())
     words = {"ok": "ok  ", "warn": "slow", "stop": "STOP"}
-    facts = {"findings": [{"name": finding.name, "level": finding.level, "message": finding.message} for finding in findings]}
-    _print(facts if as_json else None, [f"{words[finding.level]}  {finding.name}: {finding.message}" for finding in findings])
+    facts = {"findings": [{"name": finding.name, "level": finding.level, "message": finding.sentence} for finding in findings]}
+    _print(facts if as_json else None, [f"{words[finding.level]}  {finding.name}: {finding.sentence}" for finding in findings])
     raise typer.Exit(EXIT_USAGE if any(finding.level == "stop" for finding in findings) else EXIT_DONE)
 
 

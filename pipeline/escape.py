@@ -15,8 +15,9 @@ _ADDRESS = re.compile(r"(?i)@|:(?=//)|(?<=mailto):|(?<=xmpp):|(?<=www)\.")
 
 
 def escape(value: object, limit: int = 200) -> str:
-    """``value`` as one line of Markdown or HTML text (not of an attribute): no link, image, script, heading, list, table cell or code span can come of it.
+    """``value`` as one line of Markdown or HTML text (not of an attribute).
 
+    No link, image, script, heading, list, table cell or code span can come of it.
     White space and control characters are folded into single spaces; longer texts end in "…" after ``limit`` characters.
     """
     text = escape_exactly(fold(value, limit))

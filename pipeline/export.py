@@ -40,19 +40,18 @@ def check_output(output: Path, inputs: Sequence[str]) -> None:
     """
     if output.suffix.lower() not in _WRITERS:
         raise UsageError(f"cannot export to {output}: the name must end in .jsonl, .parquet or .csv")
-    if not output.parent.is_dir():
-        raise UsageError(f"cannot export to {output}: there is no folder {output.parent}; make it first")
     if output.is_dir():
         raise UsageError(f"cannot export to {output}: it is a folder")
+    above = next(folder for folder in output.absolute().parents if folder.exists())
+    if not above.is_dir():
+        raise UsageError(f"cannot export to {output}: {above} is a file")
     place = Path(os.path.realpath(output))
     for name in inputs:
         source = None if "://" in name else Path(os.path.realpath(name))
         if source is not None and (source == place or (output.exists() and source.is_file() and output.samefile(source))):
             raise UsageError(f"cannot export to {output}: it is an input of the run; choose another name")
         if source is not None and source.is_dir() and place.is_relative_to(source):
-            raise UsageError(
-                f"cannot export to {output}: it lies in the folder {name}, which the next run would read it from; choose another"
-            )
+            raise UsageError(f"cannot export to {output}: the next run would read it from the folder {name}; choose another place")
 
 
 def export(ledger: Ledger, output: Path, *, force: bool = False, inputs: Sequence[str] = ()) -> int:
@@ -68,9 +67,10 @@ def export(ledger: Ledger, output: Path, *, force: bool = False, inputs: Sequenc
         raise UsageError(f"{output} exists and is not an earlier export of this run; choose another name, or --force to overwrite it")
     rows = _counted(_record(row, tasks) for row in ledger.rows())
     try:
+        output.parent.mkdir(parents=True, exist_ok=True)
         with replace_file(output) as stream:
             _WRITERS[output.suffix.lower()](stream, columns, rows.values, tasks)
-    except PermissionError as error:
+    except (PermissionError, FileExistsError, NotADirectoryError) as error:
         raise UsageError(f"cannot write {output}: {error.strerror}") from None
     return rows.count
 
@@ -122,10 +122,9 @@ def _record(row: ExportRow, tasks: Sequence[TaskRow]) -> Row:
 def _cells(result: TaskResult, task: TaskRow) -> list[Any]:
     cells = [_value(result.value), result.state, _text(result.error), _text(result.finish_reason)]
     if task.job.kind == "label":
-        known = (
-            {_text(name): _number(number) for name, number in result.probabilities.items()} if result.probabilities is not None else None
-        )
-        cells += [answer_probability(result.value, result.probabilities), known]
+        numbers = result.probabilities
+        known = None if numbers is None else {_text(name): _number(number) for name, number in numbers.items()}
+        cells += [answer_probability(result.value, numbers), known]
     return cells
 
 
@@ -153,7 +152,7 @@ def _write_jsonl(stream: IO[bytes], _: Sequence[str], rows: Iterable[Row], __: S
 def _write_csv(stream: IO[bytes], columns: Sequence[str], rows: Iterable[Row], _: Sequence[TaskRow]) -> None:
     text = io.TextIOWrapper(stream, encoding="utf-8", newline="", write_through=True)
     try:
-        table = csv.writer(text, lineterminator="\n")
+        table = csv.writer(text, lineterminator="\r\n")  # with "\n" alone, Python leaves a carriage return inside a cell unquoted
         table.writerow(columns)
         table.writerows([_csv_cell(row[column]) for column in columns] for row in rows)
     finally:

@@ -7,6 +7,7 @@ command goes on from what is recorded.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
 import os
@@ -20,7 +21,7 @@ from typing import Any, TypeVar
 from pipeline.backends import open_backend
 from pipeline.config import Config
 from pipeline.crew import Crew
-from pipeline.errors import EXIT_DONE, EXIT_SOME_FAILED, OvernightError, SourceError, StoppedEarly, WorkerDied
+from pipeline.errors import EXIT_DONE, EXIT_SOME_FAILED, EXIT_STOPPED, OvernightError, SourceError, StoppedEarly, WorkerDied
 from pipeline.flight import Flight, Pace, WorkId
 from pipeline.preparation import Preparation, prepare, resolve
 from pipeline.records import Document, Failure, Outcome, Progress, Reject
@@ -38,6 +39,7 @@ _Item = TypeVar("_Item")
 
 Observer = Callable[[Progress], None]
 _BLOCK_DOCUMENTS = 256
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _POLL_SECONDS = 0.2
 # Works under way for each row of a batch: enough to sort by length, few enough to hold their texts in memory.
 _WORKS_PER_ROW = 4
@@ -123,13 +125,24 @@ class Night:
         except OvernightError as error:
             exit_code, reason = error.exit_code, str(error)
             raise
+        except OSError as error:
+            if error.errno not in _DISK_FULL:
+                raise
+            exit_code, reason = EXIT_STOPPED, f"the disk is full: {error}"
         finally:
             self._crew.dismiss(at_once=exit_code not in (EXIT_DONE, EXIT_SOME_FAILED))
+            self._close(exit_code, reason)
+        return RunResult(exit_code, reason, self._directory.path, self._ledger.status(), self._directory.report)
+
+    def _close(self, exit_code: int, reason: str) -> None:
+        """Write down how the run ended. On a full disk that cannot be done; what was recorded before is safe all the same."""
+        try:
             self._ledger.end_run(self._run, exit_code, reason)
             self._tell(Progress("reporting"))
             write_report(self._ledger, self._directory.path)
-            shutil.rmtree(self._directory.offload, ignore_errors=True)
-        return RunResult(exit_code, reason, self._directory.path, self._ledger.status(), self._directory.report)
+        except (StoppedEarly, OSError) as error:
+            _log.error("the report could not be written: %s", error)
+        shutil.rmtree(self._directory.offload, ignore_errors=True)
 
     def _prepare(self, kinds: Collection[str] | None) -> Preparation:
         """What ``auto`` meant when the run directory was made stays."""
@@ -146,11 +159,13 @@ class Night:
         self._tell(Progress("reading", message="reading the inputs"))
         inventory = self._ledger.start_inventory(self._run)
         rejected = documents = 0
+        rejects_seen: list[Reject] = []
         for block in _blocks(self._source(limit), _BLOCK_DOCUMENTS):
             self._stop.check()
             rejects = [item for item in block if isinstance(item, Reject)]
             inventory.see([item for item in block if isinstance(item, Document)])
             inventory.reject(rejects)
+            rejects_seen = rejects_seen or rejects[:1]
             rejected += len(rejects)
             documents += len(block) - len(rejects)
             if rejected > self._config.source.max_rejects:
@@ -160,6 +175,14 @@ class Night:
                 )
             self._tell(Progress("reading", message=f"{documents:,} documents read, {rejected:,} rows rejected"))
         inventory.finish(complete=limit is None)
+        if not documents and rejects_seen:
+            first = rejects_seen[0]
+            raise SourceError(
+                f"none of the {rejected:,} rows is a document; the first, in {first.origin.file}, line {first.origin.line}: {first.reason}. "
+                f"All are in {self._directory.rejects}"
+            )
+        if not documents:
+            self._tell(Progress("reading", message="the source is empty: nothing to do"))
 
     def _source(self, limit: int | None) -> Iterator[Document | Reject]:
         fields = sorted({name for task in self._ledger.tasks() for name in task.job.fields})

@@ -16,6 +16,7 @@ from dataclasses import replace
 import torch
 
 from pipeline.batching import RowLimits, batch_columns, next_batch, row_tokens
+from pipeline.engine.base import Listener
 from pipeline.engine.forward import Forward
 from pipeline.engine.generate import NON_FINITE, Reply, Settings, generate
 from pipeline.engine.score import score
@@ -39,6 +40,7 @@ class ModelEngine:
         self._alone: deque[Request] = deque()
         self._refused: list[Generation] = []
         self._limits = RowLimits()
+        self.listener: Listener | None = None
 
     def admit(self, requests: Sequence[Request]) -> None:
         """Queue ``requests``; those that cannot be asked as they are come back as errors with the next step."""
@@ -116,6 +118,9 @@ class ModelEngine:
 
     def _attempt(self, batch: Sequence[Request], settings: Settings) -> Sequence[Generation] | Exception:
         """Run ``batch``; an exception of the model is returned without the frames that hold its tensors."""
+        if self.listener is not None:
+            self.listener.started([request.request_id for request in batch])
+            self._forward.after_pass = self.listener.pulse
         started = time.perf_counter()
         try:
             replies = self._replies(batch, settings)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ class Forward:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model: Any = model
+        self.after_pass: Callable[[], None] = lambda: None
         self.config: Any = model.config
         parameters = inspect.signature(type(model).forward).parameters
         names = [name for name in _CACHE_ARGUMENTS if name in parameters]
@@ -55,6 +56,7 @@ class Forward:
         if self._keeps_few_logits:
             arguments["logits_to_keep"] = keep
         logits: torch.Tensor = self._model(**arguments).logits
+        self.after_pass()
         return logits[:, -keep:]
 
 

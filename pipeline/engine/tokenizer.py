@@ -91,6 +91,11 @@ class ChatTokenizer:
         text: str = self._continuing.decode([number for number in ids if number not in self._unseen], skip_special_tokens=False)
         return text
 
+    def decode_exactly(self, ids: Sequence[int]) -> str:
+        """Text of ``ids`` with all control tokens in it."""
+        text: str = self._continuing.decode(list(ids), skip_special_tokens=False)
+        return text
+
     def render(self, messages: Sequence[Mapping[str, str]], options: Mapping[str, Any]) -> str | None:
         """The conversation as text, ready to be answered; None without a template. Raises ValueError when the template refuses."""
         return self._render(messages, options, add_generation_prompt=True)

@@ -13,7 +13,7 @@ from pipeline.records import Plan
 
 # Rows beyond these gain little: on a CPU the matmul is saturated, on a GPU static batches wait for their longest row.
 _CPU_ROWS, _GPU_ROWS = 32, 64
-_CPU_CHUNK_TOKENS, _GPU_CHUNK_TOKENS = 512, 2048
+_CPU_CHUNK_TOKENS, _GPU_CHUNK_TOKENS = 1024, 4096
 # Share of the memory left beside the weights that the KV cache of a batch may take; the rest is for activations, the
 # copies made while a cache grows by concatenation, and other programs.
 _KV_SHARE = 0.4

@@ -24,7 +24,7 @@ from pipeline.stores import reading
 from pipeline.stores.changes import describe_change
 from pipeline.stores.inventory import Inventory
 from pipeline.stores.reading import ExportRow, InputRow, RecordedStep, Status, TaskRow
-from pipeline.stores.schema import FORMAT, attempts, connect, meta, metadata, replies, results, runs, tasks, work
+from pipeline.stores.schema import FORMAT, attempts, connect, meta, metadata, replies, results, runs, tasks, use_write_ahead_log, work
 from pipeline.wire import pack_generation, unpack_generation
 
 WorkId = tuple[str, str]
@@ -55,7 +55,7 @@ class Ledger:
         engine = connect(path, write=write)
         ledger = cls(engine)
         try:
-            ledger._check_format(write=write)
+            ledger._check_format(path, write=write)
             ledger._load_tasks()
         except DatabaseError as error:
             engine.dispose()
@@ -330,19 +330,21 @@ class Ledger:
         with self._engine.connect() as connection:
             yield connection
 
-    def _check_format(self, *, write: bool) -> None:
+    def _check_format(self, path: Path, *, write: bool) -> None:
+        """Make the tables in a new file; change nothing in one that is not ours."""
         names = set(sa.inspect(self._engine).get_table_names())
         if not names and write:
             with self._writing() as connection:
                 metadata.create_all(connection)
                 connection.execute(insert(meta).values(name="format", value=FORMAT).on_conflict_do_nothing())
-            return
-        if "meta" not in names:
-            raise LedgerError("the file is a database, but not a ledger of ours")
+        elif "meta" not in names or "work" not in names:
+            raise LedgerError(f"{path} is a database, but not a ledger of ours; choose another run.directory")
         with self._reading() as connection:
             found = connection.execute(sa.select(meta.c.value).where(meta.c.name == "format")).scalar_one_or_none()
         if found != FORMAT:
-            raise LedgerError(f"the ledger has format {found}, this version reads {FORMAT}; use the version that wrote it")
+            raise LedgerError(f"{path} has format {found}, this version reads {FORMAT}; use the version that wrote it")
+        if write:
+            use_write_ahead_log(self._engine)
 
     def _load_tasks(self) -> None:
         with self._reading() as connection:

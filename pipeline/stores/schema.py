@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +191,6 @@ def connect(path: Path, *, write: bool) -> Engine:
     @event.listens_for(engine, "connect")
     def prepare(connection: Any, _: Any) -> None:
         if write:
-            connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=FULL")
         connection.execute("PRAGMA temp_store=MEMORY")
         connection.execute("PRAGMA cache_size=-65536")
@@ -200,3 +200,9 @@ def connect(path: Path, *, write: bool) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get("writing") else "BEGIN")
 
     return engine
+
+
+def use_write_ahead_log(engine: Engine) -> None:
+    """Switch the file to WAL mode, in which readers see a snapshot while the writer goes on. The mode stays with the file."""
+    with closing(engine.raw_connection()) as connection:
+        connection.cursor().execute("PRAGMA journal_mode=WAL")

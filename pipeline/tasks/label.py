@@ -132,7 +132,7 @@ class Label:
             if sequence in sequences[:index]:
                 first = names[sequences.index(sequence)]
                 raise ConfigError(f"task {self._config.name!r}: labels {first!r} and {names[index]!r} are the same tokens; rename one")
-        return Score(sequences)
+        return Score(sequences, self._config.score_tolerance)
 
 
 def softmax(scores: Sequence[float]) -> list[float]:

@@ -1,0 +1,81 @@
+"""Transformers behind the ``Backend`` seam: what a model is, and an engine on its loaded weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.config import Config
+from pipeline.engine.base import Engine
+from pipeline.engine.continuous import ContinuousEngine, sliding_window, unsupported
+from pipeline.engine.engine import ModelEngine
+from pipeline.engine.identity import tokenizer_identity, weights_identity
+from pipeline.engine.loading import LoadedModel, load_model
+from pipeline.engine.location import Location, locate
+from pipeline.engine.numerics import architecture, resolve_attention, resolve_dtype
+from pipeline.engine.tokenizer import ChatTokenizer, load_tokenizer
+from pipeline.records import Plan
+
+
+class TransformersBackend:
+    """Any causal language model with safetensors weights; see ``pipeline.engine.base.Backend``."""
+
+    def __init__(self, config: Config, say: Callable[[str], None] = lambda _: None) -> None:
+        self._config = config
+        self._say = say
+
+    @cached_property
+    def _location(self) -> Location:
+        return locate(self._config.model, self._say)
+
+    @cached_property
+    def _tokenizer(self) -> ChatTokenizer:
+        return load_tokenizer(self._config.model, self._location)
+
+    def tokenizer(self) -> ChatTokenizer:
+        """The model's tokenizer and chat template."""
+        return self._tokenizer
+
+    def identity(self) -> Mapping[str, Any]:
+        """Weights and tokenizer, by digest or commit."""
+        return {
+            "id": self._config.model.id,
+            "revision": self._config.model.revision,
+            "weights": weights_identity(self._config.model, self._location),
+            "tokenizer": tokenizer_identity(self._location),
+        }
+
+    def resolve(self) -> Mapping[str, str]:
+        """What ``auto`` means on this machine."""
+        model = self._config.model
+        return {"dtype": resolve_dtype(model.dtype, model.device_map), "attention": resolve_attention(model.attention, self._location, model)}
+
+    def model_config(self) -> Mapping[str, Any]:
+        """The model's configuration with its defaults filled in."""
+        described: dict[str, Any] = architecture(self._location, self._config.model).to_dict()
+        return described
+
+    def open_engine(self, plan: Plan, offload_folder: Path, say: Callable[[str], None]) -> tuple[Engine, Mapping[str, Any]]:
+        """Load the weights; the continuous engine where the family passes its check, else the static one, with the reason."""
+        if plan.threads is not None:
+            torch.set_num_threads(plan.threads)
+        loaded = load_model(self._config.model, plan.dtype, offload_folder, say, self._location)
+        engine, kind = _engine(loaded, plan, self._tokenizer)
+        return engine, {**loaded.facts, "engine": kind}
+
+
+def _engine(loaded: LoadedModel, plan: Plan, tokenizer: ChatTokenizer) -> tuple[Engine, str]:
+    static = ModelEngine(loaded.model, plan, end_ids=tokenizer.end_ids, pad_id=tokenizer.pad_id)
+    if plan.placement != "device":
+        return static, f"static batches (the KV cache is {plan.placement})"
+    reason = unsupported(loaded.model, plan)
+    if reason is not None:
+        return static, f"static batches; continuous batching and prefix reuse are off for this model: {reason}"
+    engine = ContinuousEngine(
+        loaded.model, plan, end_ids=tokenizer.end_ids, static=static, window=sliding_window(loaded.model.config)
+    )  # fmt: skip
+    return engine, "continuous batching over packed passes"
