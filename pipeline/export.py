@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 _GROUP_ROWS = 2048
+_GROUP_CHARACTERS = 8_000_000
+_LINE_ENDS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}  # some readers of lines split at these
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _HEAD_BYTES = 1 << 24
 
@@ -146,7 +148,8 @@ def _number(value: float) -> float | None:
 
 def _write_jsonl(stream: IO[bytes], _: Sequence[str], rows: Iterable[Row], __: Sequence[TaskRow]) -> None:
     for row in rows:
-        stream.write(json.dumps(row, ensure_ascii=False, allow_nan=False).encode("utf-8") + b"\n")
+        line = json.dumps(row, ensure_ascii=False, allow_nan=False).translate(_LINE_ENDS)
+        stream.write(line.encode("utf-8") + b"\n")
 
 
 def _write_csv(stream: IO[bytes], columns: Sequence[str], rows: Iterable[Row], _: Sequence[TaskRow]) -> None:
@@ -173,9 +176,21 @@ def _write_parquet(stream: IO[bytes], columns: Sequence[str], rows: Iterable[Row
     schema = pa.schema([(name, types[name]) for name in columns])
     iterator = iter(rows)
     with pq.ParquetWriter(stream, schema, compression="zstd") as writer:
-        while block := list(itertools.islice(iterator, _GROUP_ROWS)):
+        while block := _group_of(iterator):
             arrays = [pa.array([_arrow(row[field.name]) for row in block], field.type) for field in schema]
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+
+
+def _group_of(rows: Iterator[Row]) -> list[Row]:
+    """The next rows for one group: so many, or fewer of long answers."""
+    block: list[Row] = []
+    characters = 0
+    for row in rows:
+        block.append(row)
+        characters += sum(len(cell) for cell in row.values() if isinstance(cell, str))
+        if len(block) == _GROUP_ROWS or characters >= _GROUP_CHARACTERS:
+            break
+    return block
 
 
 def _types(task: TaskRow, pa: Any) -> list[pa.DataType]:
