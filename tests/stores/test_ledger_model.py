@@ -219,7 +219,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert self.ledger.pending_size(name) == (len(present), sum(len(row.text) for row in present))
 
 
-LedgerMachine.TestCase.settings = settings(max_examples=6, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
+LedgerMachine.TestCase.settings = settings(max_examples=12, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
 TestLedgerMachine = LedgerMachine.TestCase
 
 
@@ -227,5 +227,5 @@ TestLedgerMachine = LedgerMachine.TestCase
 def test_long_nights() -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
-    thorough = settings(max_examples=300, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck))
+    thorough = settings(max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(LedgerMachine, settings=thorough)
