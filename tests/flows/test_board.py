@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
+from collections.abc import Callable, Coroutine
+from typing import Any
 
+import httpx
 import pytest
 from prefect.flows import Flow
+from prefect.utilities.services import critical_service_loop
 
 from flows.board import Board, describe, percent, publish
 from flows.label import label
 from flows.logs import own_errors_as_sentences, warnings_or_prefect
-from flows.patience import LOOP, PLACES, outlive_the_server
+from flows.patience import LOOP, PLACES, outlive_the_server, patient_loop
 from flows.serve import deployments, local_timezone
 from flows.summarize import summarize
 from pipeline.errors import ConfigError, UsageError
@@ -80,6 +85,29 @@ def test_time_zone_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert local_timezone() == "Europe/Berlin"
     monkeypatch.setenv("TZ", "nonsense")
     assert local_timezone() != "nonsense"
+
+
+def test_patient_loop_asks_on_where_prefects_own_gives_up() -> None:
+    def workload(asked: list[int]) -> Callable[[], Coroutine[Any, Any, None]]:
+        async def ask() -> None:
+            asked.append(1)
+            if len(asked) <= 5:
+                raise httpx.ConnectError("All connection attempts failed")
+            if len(asked) > 7:
+                raise LookupError("enough")
+
+        return ask
+
+    def quiet(*_: object) -> None: ...
+
+    asked: list[int] = []
+    with pytest.raises(RuntimeError, match="exceeded error threshold"):
+        asyncio.run(critical_service_loop(workload(asked), interval=0, printer=quiet))
+    assert len(asked) == 3
+    asked.clear()
+    with pytest.raises(LookupError):
+        asyncio.run(patient_loop(workload(asked), interval=0, printer=quiet))
+    assert len(asked) == 8
 
 
 def test_this_prefect_has_the_loops_that_are_made_patient(monkeypatch: pytest.MonkeyPatch) -> None:

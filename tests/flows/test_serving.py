@@ -130,7 +130,10 @@ def test_losing_the_server_stops_nothing(tmp_path: Path) -> None:
         assert serving.process.poll() is None
         server.start()
         assert server.wait_ended(run, 180) == ("COMPLETED", "Completed"), serving.output
-        assert server.wait_ended(serving.start("label"), 120) == ("COMPLETED", "Completed"), serving.output
+        later = serving.start("summarize")  # work is still taken, and can still be cancelled
+        serving.wait_done("summary", 1)
+        subprocess.run([sys.executable, "-m", "prefect", "flow-run", "cancel", later], env=serving.environment, check=True, timeout=60)
+        assert server.wait_ended(later, 30) == ("CANCELLED", "Cancelled"), serving.output
     assert answers(night, "topic") == 100
 
 
