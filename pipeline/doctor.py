@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
 
 from pipeline.backends import open_backend
@@ -33,8 +32,7 @@ def _examine_config(config: Config) -> Iterator[Finding]:
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
-    level = "ok" if free >= _FREE_DISK_BYTES else "warn"
-    yield Finding("disk", level, f"{free / 1e9:.1f} GB are free where the run directory is")
+    yield Finding("disk", "ok" if free >= _FREE_DISK_BYTES else "warn", f"{free / 1e9:.1f} GB are free where the run directory is")
 
 
 def _try(name: str, look: Callable[[Config], Iterator[Finding]], config: Config) -> Iterator[Finding]:
@@ -54,8 +52,7 @@ def _model(config: Config) -> Iterator[Finding]:
 
 def _source(config: Config) -> Iterator[Finding]:
     files = source_files(config.source)
-    with closing(read_source(config.source)) as items:
-        first = next(iter(items), None)
+    first = next(read_source(config.source), None)
     if first is None:
         yield Finding("source", "warn", "the source is empty")
     elif isinstance(first, Reject):

@@ -178,8 +178,8 @@ class Night:
         if not documents and rejects_seen:
             first = rejects_seen[0]
             raise SourceError(
-                f"none of the {rejected:,} rows is a document; the first, in {first.origin.file}, line {first.origin.line}: {first.reason}. "
-                f"All are in {self._directory.rejects}"
+                f"none of the {rejected:,} rows is a document; the first, in {first.origin.file}, line {first.origin.line}: "
+                f"{first.reason}. All are in {self._directory.rejects}"
             )
         if not documents:
             self._tell(Progress("reading", message="the source is empty: nothing to do"))
@@ -312,8 +312,8 @@ class Night:
             self._stop.check()
 
     def _verdict(self) -> tuple[int, str]:
-        tasks = {task.job.name for task in self._prepared.tasks}
-        states = [counts for name, counts in self._ledger.status().tasks.items() if name in tasks]
+        self._ledger.status()  # raises when the counts do not add up
+        states = [self._ledger.states_seen(task.job.name) for task in self._prepared.tasks]
         if any(counts["pending"] or counts["running"] for counts in states):
             raise OvernightError("some documents are still pending: the source changed while the run was going. Run again")
         if any(counts["failed"] or counts["quarantined"] for counts in states):

@@ -62,7 +62,7 @@ class ByteTokenizer:
     def decode_exactly(self, ids: Sequence[int]) -> str:
         """See pipeline.prompts.Tokenizer."""
         runs = itertools.groupby(ids, key=lambda number: number < _FIRST_CONTROL)
-        return "".join(self.decode(list(run)) if plain else "".join(_CONTROL[number - _FIRST_CONTROL] for number in run) for plain, run in runs)
+        return "".join(self.decode(list(run)) if plain else "".join(map(_control, run)) for plain, run in runs)
 
     def render(self, messages: Sequence[Mapping[str, str]], options: Mapping[str, Any]) -> str | None:
         """See pipeline.prompts.Tokenizer."""
@@ -151,6 +151,10 @@ class ScriptedEngine:
         return Generation(
             reply.request_id, reply.token_ids, reply.scores, reply.finish_reason, len(request.ids), seconds, rows, "device", reply.error
         )
+
+
+def _control(number: int) -> str:
+    return _CONTROL[number - _FIRST_CONTROL]
 
 
 def _text(request: Request, ask: Decode) -> Generation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 from hypothesis import given
@@ -37,7 +38,7 @@ def test_paths_spell_the_labels_and_parents_come_first(labels: list[tuple[int, .
     trie = LabelTrie(labels)
     for label, path in zip(labels, trie.paths, strict=True):
         assert tuple(token for _, token in path) == label
-        for (node, token), (child, _) in zip(path, path[1:], strict=False):
+        for (node, token), (child, _) in itertools.pairwise(path):
             assert trie.nodes[child].token == token
             assert trie.nodes[child].parent == node
     assert all(node.parent < index for index, node in enumerate(trie.nodes))
@@ -45,7 +46,9 @@ def test_paths_spell_the_labels_and_parents_come_first(labels: list[tuple[int, .
 
 
 @given(LABELS, st.sampled_from([1.0, 4.0, 12.0]), st.sampled_from([0.0, 0.001, 0.05]), st.integers(1, 6))
-def test_a_search_finds_the_winner_and_its_probability(labels: list[tuple[int, ...]], spread: float, tolerance: float, at_once: int) -> None:
+def test_a_search_finds_the_winner_and_its_probability(
+    labels: list[tuple[int, ...]], spread: float, tolerance: float, at_once: int
+) -> None:
     trie = LabelTrie(labels)
     table = predictions(trie, spread)
     truth = exact(trie, table)

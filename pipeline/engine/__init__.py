@@ -1,1 +1,1 @@
-"""Everything that touches a model: loading, tokenizer, caches, generation, scoring. Knows token ids, never documents, tasks or paths of a run."""
+"""Everything that touches a model: loading, tokenizer, caches, generation, scoring. Knows token ids, never documents or tasks."""

@@ -100,9 +100,18 @@ def begin(current: Pass | None) -> None:
 
 
 def packed_attention(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any, scaling: float, **_: Any
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: Any,  # noqa: ARG001  # the interface's signature; always None here
+    scaling: float,
+    **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of one layer for the current pass; returns (1, T, H, D)."""
+    """Attention of one layer for the current pass; returns (1, T, H, D). Raises ValueError for kinds of attention it does not do."""
+    unknown = [name for name in _UNSUPPORTED if options.get(name) is not None]
+    if unknown:
+        raise ValueError(f"packed attention does not know {', '.join(unknown)}")
     current = _Current.value
     assert current is not None, "packed attention outside of a pass"
     layer = module.layer_idx
@@ -152,8 +161,10 @@ def _rows(states: torch.Tensor, flat: torch.Tensor, rows: int, longest: int) -> 
 
 
 def _attend_cached(joined: _Joined, layer: int, query: torch.Tensor, cached: Cached, scaling: float) -> None:
-    """Rows to their own slots. Query heads of one KV head, and the tokens of one row, are laid side by side as one stretch of queries,
-    so that each key is read once."""
+    """Rows to their own slots.
+
+    Query heads of one KV head, and the tokens of one row, are laid side by side as one stretch of queries: each key is read once.
+    """
     rows, each = cached.tokens.shape
     keys, values = cached.storage.read(layer, cached.slots, cached.longest)
     groups = keys.shape[1]
@@ -162,8 +173,7 @@ def _attend_cached(joined: _Joined, layer: int, query: torch.Tensor, cached: Cac
     stacked = near.reshape(rows, groups, heads // groups * each, -1)
     if cached.mask is None:
         columns = torch.arange(cached.longest, device=query.device)
-        hidden = columns[None, :] >= cached.lengths[:, None]
-        cached.mask = torch.zeros(hidden.shape, dtype=query.dtype, device=query.device).masked_fill_(hidden, float("-inf"))[:, None, None, :]
+        cached.mask = _added((columns[None, :] < cached.lengths[:, None])[:, None, None, :], query.dtype)
     output, lse = attend(stacked, keys, values, scaling, mask=cached.mask)
     output = output.reshape(rows, heads, each, -1).transpose(0, 1).reshape(1, heads, rows * each, -1)
     lse = lse.reshape(rows, heads, each).transpose(0, 1).reshape(1, heads, rows * each)
@@ -186,13 +196,17 @@ def attend(
     ``mask`` is added to the scores; ``visible`` is the same in booleans.
     """
     if visible is not None:
-        mask = torch.zeros(visible.shape, dtype=query.dtype, device=query.device).masked_fill_(~visible, float("-inf"))
+        mask = _added(visible, query.dtype)
     if query.device.type == "cpu" and value.shape[-1] == key.shape[-1]:
-        result: _KeysValues = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query, key, value, 0.0, causal, attn_mask=mask, scale=scaling
-        )
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001  # the public one keeps the log-sum-exp
+        result: _KeysValues = kernel(query, key, value, 0.0, causal, attn_mask=mask, scale=scaling)
         return result
     return _attend_plainly(query, key, value, scaling, causal=causal, mask=mask)
+
+
+def _added(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A mask to add to scores: 0 where ``visible``, else minus infinity."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
 
 
 def _attend_plainly(

@@ -52,7 +52,8 @@ class TransformersBackend:
     def resolve(self) -> Mapping[str, str]:
         """What ``auto`` means on this machine."""
         model = self._config.model
-        return {"dtype": resolve_dtype(model.dtype, model.device_map), "attention": resolve_attention(model.attention, self._location, model)}
+        attention = resolve_attention(model.attention, self._location, model)
+        return {"dtype": resolve_dtype(model.dtype, model.device_map), "attention": attention}
 
     def model_config(self) -> Mapping[str, Any]:
         """The model's configuration with its defaults filled in."""

@@ -32,8 +32,11 @@ class Engine(Protocol):
         ...
 
     def step(self) -> Sequence[Generation]:
-        """Do the next piece of work and return what finished by it, possibly nothing. Out of memory is handled inside (the batch
-        is halved); a request that does not fit alone comes back as a Generation with error ``out_of_memory``."""
+        """Do the next piece of work and return what finished by it, possibly nothing.
+
+        Out of memory is handled inside (the batch is halved); a request that does not fit alone comes back as a Generation with
+        error ``out_of_memory``.
+        """
         ...
 
     def release(self, request_ids: Collection[int]) -> None:

@@ -20,7 +20,7 @@ from pipeline.batching import row_tokens
 from pipeline.engine.attention import IMPLEMENTATION, Prefix
 from pipeline.engine.base import Listener
 from pipeline.engine.engine import ModelEngine
-from pipeline.engine.generate import NON_FINITE, Output
+from pipeline.engine.generate import Output
 from pipeline.engine.packed import Feed, PackedModel, Row
 from pipeline.engine.slots import class_capacity
 from pipeline.records import Decode, Generation, Plan, Request, Score
@@ -65,7 +65,8 @@ class ContinuousEngine:
         self._window = window
         self._model = model
         self._packed = PackedModel(model, model.get_input_embeddings().weight.device)
-        self._plain_attention = model.config._attn_implementation
+        self._plain_attention = model.config._attn_implementation  # noqa: SLF001  # the setting has no public reader
+        self._attention = self._plain_attention
         self._waiting: list[tuple[int, int]] = []
         self._requests: dict[int, Request] = {}
         self._guests: list[_Guest] = []
@@ -124,7 +125,7 @@ class ContinuousEngine:
         """Let waiting requests in while there is room: rows, columns of KV memory, and tokens of one pass."""
         budget = self._plan.prefill_chunk_tokens - sum(len(guest.own) - guest.read for guest in self._guests if guest.reading)
         columns = sum(guest.row.storage.capacity for guest in self._guests if guest.row.storage)
-        newcomers = []
+        newcomers: list[int] = []
         while self._waiting and budget > 0 and len(self._guests) < self._rows:
             request = self._requests.get(self._waiting[0][1])
             if request is None:  # released
@@ -298,7 +299,8 @@ class ContinuousEngine:
         self._static.admit([guest.request for guest in guests])
 
     def _use(self, implementation: str) -> None:
-        if self._model.config._attn_implementation != implementation:
+        if self._attention != implementation:
+            self._attention = implementation
             self._model.set_attn_implementation(implementation)
 
 
@@ -320,9 +322,9 @@ def unsupported(model: Any, plan: Plan) -> str | None:
         return f"its rotary embedding ({rope}) depends on the longest row"
     if len({parameter.device for parameter in model.parameters()}) > 1:
         return "it is spread over several devices"
-    plain = model.config._attn_implementation
+    plain = model.config._attn_implementation  # noqa: SLF001  # the setting has no public reader
     try:
-        difference, scale = _difference(model, min(config.vocab_size, 1000), plan.prefill_chunk_tokens, plain)
+        difference, scale = _difference(model, min(config.vocab_size, 1000), plain)
     except Exception as error:  # noqa: BLE001  # any failure means the same: this family is not for packed passes
         return f"{type(error).__name__}: {error}"
     finally:
@@ -331,7 +333,7 @@ def unsupported(model: Any, plan: Plan) -> str | None:
     return None if difference <= bound * max(1.0, scale) else f"its logits differ by {difference:.2g}"
 
 
-def _difference(model: Any, vocabulary: int, chunk_tokens: int, plain: str) -> tuple[float, float]:
+def _difference(model: Any, vocabulary: int, plain: str) -> tuple[float, float]:
     """Largest difference of next-token logits between packed and plain reading of two prompts with a shared prefix, and their scale."""
     device = model.get_input_embeddings().weight.device
     shared = [3 + 7 * number % (vocabulary - 3) for number in range(9)]
@@ -346,8 +348,6 @@ def _difference(model: Any, vocabulary: int, chunk_tokens: int, plain: str) -> t
         for row in rows:
             packed.place(row, 8)
         packed.run([Feed(row, tail[:1], keep=True, logits=()) for row, tail in zip(rows, tails, strict=True)])
-        found = packed.run([
-            Feed(row, tail[1:], keep=True, logits=(len(tail) - 2,)) for row, tail in zip(rows, tails, strict=True)
-        ])
+        found = packed.run([Feed(row, tail[1:], keep=True, logits=(len(tail) - 2,)) for row, tail in zip(rows, tails, strict=True)])
     difference = float((found - expected).abs().max())
     return difference if math.isfinite(difference) else math.inf, float(expected.abs().max())

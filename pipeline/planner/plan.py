@@ -40,7 +40,8 @@ def make_plan(config: Config, shape: ModelShape, hardware: Hardware, resolved: M
     kv_room = int(max(0, free - beside) * _KV_SHARE)
     reasons.append(
         f"{shape.attention()}, {shape.layers} layers, {shape.kv_heads} KV heads of {shape.head_dim}: "
-        f"{kv_bytes / 1024:.0f} KiB of KV cache a token; about {weights / 2**20:.0f} MiB of weights in {config.model.quantization} ({dtype}); "
+        f"{kv_bytes / 1024:.0f} KiB of KV cache a token; "
+        f"about {weights / 2**20:.0f} MiB of weights in {config.model.quantization} ({dtype}); "
         f"{free / 2**30:.1f} GiB free, {kv_room / 2**30:.1f} GiB of it for the KV cache"
     )
     rows = config.engine.batch_rows or (_GPU_ROWS if on_gpu else _CPU_ROWS)

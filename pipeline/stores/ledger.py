@@ -168,14 +168,18 @@ class Ledger:
         return {key: found[key] for key in keys if key in found}
 
     def pending_size(self, task: str) -> tuple[int, int]:
-        """(works, characters) of a task that are present and pending."""
+        """(works, characters) of a task that the latest reading of the source saw and that are pending."""
         with self._reading() as connection:
-            present = reading.presence(connection)
             query = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(work.c.characters), 0)).where(
-                work.c.task_id == self._task_ids[task], work.c.state == "pending", work.c.inventory_id >= present
+                work.c.task_id == self._task_ids[task], work.c.state == "pending", work.c.inventory_id == reading.latest()
             )
             count, characters = connection.execute(query).one()
             return int(count), int(characters)
+
+    def states_seen(self, task: str) -> dict[str, int]:
+        """Works by state among those that the latest reading of the source saw: what a run was about, also a limited one."""
+        with self._reading() as connection:
+            return reading.states_seen(connection, self._task_ids[task])
 
     def mark(self, run: int, works: Sequence[WorkId]) -> None:
         """Note durably that these are about to be worked on, so that one that takes the process down can be found."""

@@ -111,6 +111,19 @@ def presence(connection: sa.Connection) -> int:
     return int(latest or 0)
 
 
+def latest() -> sa.ScalarSelect[Any]:
+    """Id of the latest inventory, complete or not."""
+    return sa.select(sa.func.max(inventories.c.id)).scalar_subquery()
+
+
+def states_seen(connection: sa.Connection, task: int) -> dict[str, int]:
+    """Works by state among those that the latest inventory saw."""
+    query = sa.select(work.c.state, sa.func.count()).where(work.c.task_id == task, work.c.inventory_id == latest())
+    counted: dict[str, int] = dict.fromkeys(map(str, STATES), 0)
+    counted.update((state, count) for state, count in connection.execute(query.group_by(work.c.state)))
+    return counted
+
+
 def active_tasks(connection: sa.Connection) -> list[TaskRow]:
     """Active tasks, in the order in which their names came: a fork stays in its place."""
     return [TaskRow(TaskJob(row.name, row.kind, row.identity, tuple(row.fields)), row.version) for row in _active(connection)]

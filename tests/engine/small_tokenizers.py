@@ -64,9 +64,7 @@ def unigram() -> Tokenizer:
     backend = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=True))
     backend.normalizer = normalizers.NFKC()
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
+    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
     backend.post_processor = processors.TemplateProcessing(single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)])
     return _with_added(backend, [AddedToken(name, special=True, normalized=False) for name in ("<unk>", "<s>", "</s>")])
 

@@ -17,7 +17,11 @@ from tests.equivalence.families import FAMILIES, QUICK, prompts, tiny_model
 from tests.equivalence.test_families import CONTINUATIONS, END_IDS, LENGTHS, NEW_TOKENS
 
 PLAN = Plan("float32", "none", "device", "instructions_first", 512, 4, 10_000, 100, 1)
-PLANS = {"few rows": PLAN, "one row": dataclasses.replace(PLAN, max_batch_rows=1), "small chunks": dataclasses.replace(PLAN, prefill_chunk_tokens=13)}
+PLANS = {
+    "few rows": PLAN,
+    "one row": dataclasses.replace(PLAN, max_batch_rows=1),
+    "small chunks": dataclasses.replace(PLAN, prefill_chunk_tokens=13),
+}
 # Families whose attention does not go through the library's interface, or has a form that packed passes do not do.
 STATIC = {"falcon (MQA)", "falcon (ALiBi)", "bloom (ALiBi)", "gemma2", "gpt_oss", "mpt", "qwen3_next (hybrid)", "mamba2"}
 families = pytest.mark.parametrize("family", [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in FAMILIES])
@@ -71,7 +75,9 @@ def test_same_texts(family: str, plan: str, prefix_tokens: int) -> None:
     asked = shared_prompts(prefix_tokens) if prefix_tokens else prompts(LENGTHS)
     texts = [reference_text(model, prompt, END_IDS, NEW_TOKENS) for prompt in asked]
     window = sliding_window(model.config)
-    done, handed = run(model, PLANS[plan], [Request(i, prompt, Decode(NEW_TOKENS), prefix_tokens) for i, prompt in enumerate(asked)], window)
+    done, handed = run(
+        model, PLANS[plan], [Request(i, prompt, Decode(NEW_TOKENS), prefix_tokens) for i, prompt in enumerate(asked)], window
+    )
     assert assert_equal_texts(texts, [generation.token_ids for generation in done]) <= 1
     assert handed == (0 if window is None else sum(len(prompt) + NEW_TOKENS > window for prompt in asked))
     if PLANS[plan].max_batch_rows > 1 and window is None:

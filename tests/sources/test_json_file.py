@@ -59,7 +59,7 @@ def test_a_bad_line_in_misnamed_json_lines(tmp_path: Path, bad: bytes, at: int) 
 
 
 def test_a_list_under_a_key(tmp_path: Path) -> None:
-    data = {"meta": {"records": [1], "x": "}]"}, "n": 3, "re\"cords\\": ROWS, "after": [{"id": "no", "text": "no"}]}
+    data = {"meta": {"records": [1], "x": "}]"}, "n": 3, 're"cords\\': ROWS, "after": [{"id": "no", "text": "no"}]}
     path = put(tmp_path / "a.json", json.dumps(data, indent=1))
     documents, rejects = read(path, records_field='re"cords\\')
     assert pairs(documents) == PAIRS

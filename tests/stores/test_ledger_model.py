@@ -215,7 +215,7 @@ class LedgerMachine(RuleBasedStateMachine):
             assert {key: (work.attempts, work.crashes) for key, work in found.items()} == {
                 key: (work.attempts, work.crashes) for key, work in left.items()
             }
-            present = [self.documents[key] for key, work in left.items() if work.seen >= self.model.complete]
+            present = [self.documents[key] for key, work in left.items() if work.seen == self.model.readings]
             assert self.ledger.pending_size(name) == (len(present), sum(len(row.text) for row in present))
 
 
