@@ -57,7 +57,7 @@ def run(
 
     settings = load_config(config, overrides or ())
     for path in output or ():
-        check_output(path, source_files(settings.source))
+        check_output(path, [*source_files(settings.source), *settings.source.paths])
     stop = StopSignal()
     with stop.watch_signals(), display(quiet=quiet) as observer:
         result = run_night(settings, limit=limit, fork=fork, kinds=set(kind) if kind else None, observer=observer, stop=stop)

@@ -245,6 +245,9 @@ class Config(_Section):
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"two tasks are called {name!r}; results are told apart by name")
+            for suffix in ("status", "error", "finish_reason", "probability", "probabilities"):
+                if f"{name}_{suffix}" in names:
+                    raise ValueError(f"the task name {name}_{suffix} is taken: the export has a column of that name for task {name!r}")
         return value
 
 

@@ -330,6 +330,7 @@ class Night:
 
     def _note_loaded(self, facts: Mapping[str, Any]) -> None:
         self._ledger.annotate_run(self._run, loaded=dict(facts))
+        self._tell(Progress("working", self._done, self._failed, self._total))
 
     def _say_loading(self, message: str) -> None:
         self._tell(Progress("loading", self._done, self._failed, self._total, message=message))

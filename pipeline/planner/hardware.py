@@ -31,11 +31,20 @@ def available_ram_bytes() -> int:
     free = int(psutil.virtual_memory().available)
     for limit, usage in _cgroup_files():
         try:
-            maximum, used = int(limit.read_text()), int(usage.read_text())
+            maximum, used = int(limit.read_text()), int(usage.read_text()) - _reclaimable(limit.parent)
         except (OSError, ValueError):  # no such controller; "max" means unlimited
             continue
         free = min(free, max(0, maximum - used))
     return free
+
+
+def _reclaimable(folder: Path) -> int:
+    """Bytes of page cache that the kernel gives back before it lets anybody starve."""
+    try:
+        lines = (folder / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.split()[0] == "inactive_file")
 
 
 def _cgroup_files() -> list[tuple[Path, Path]]:

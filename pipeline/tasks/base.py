@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol
 
 import jinja2
@@ -54,6 +54,7 @@ class Instructions:
 
     def __init__(self, text: str, task: str) -> None:
         self._task = task
+        self.plain = text.strip()
         environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, autoescape=False, keep_trailing_newline=True)
         try:
             self._template = environment.from_string(text)
@@ -97,6 +98,14 @@ def parts_of(setting: Setting, task: Any, text: str, room_tokens: int) -> list[P
                 "raise max_parts, chunk_tokens or context_tokens, or split the document",
             )
     return parts
+
+
+def checked_at_start(work_out: Callable[[], object]) -> None:
+    """What would fail every document is told before the night. Raises ConfigError for a DocumentFailed."""
+    try:
+        work_out()
+    except DocumentFailed as failure:
+        raise ConfigError(str(failure)) from None
 
 
 def require_room(task: str, room_tokens: int, least: int) -> None:

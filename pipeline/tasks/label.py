@@ -18,7 +18,7 @@ from pipeline.config import LabelTask
 from pipeline.errors import ConfigError, DocumentFailed
 from pipeline.prompts import Frame, Part, fits
 from pipeline.records import Answer, Document, Generation, Score, Step, TaskJob
-from pipeline.tasks.base import Instructions, Setting, Work, ask, definition, parts_of, require_room
+from pipeline.tasks.base import Instructions, Setting, Work, ask, checked_at_start, definition, parts_of, require_room
 
 DEFAULT_INSTRUCTIONS = "Read the text below and decide which category it belongs to."
 _CHOICE = "{instructions}\n\nCategories:\n{labels}\n\nAnswer with the name of one category and nothing else."
@@ -43,16 +43,21 @@ class Label:
         self._score = self._continuations()
         self._fixed: dict[str, Frame] = {}
         self.notes = setting.frames.build("", "Category:", config.system).notes
+        if not self._instructions.per_document:
+            checked_at_start(lambda: self._room(self._frames(self._instructions.plain)))
 
     def work(self, document: Document) -> Work:
         """Steps ``score/i`` over the parts, or ``score/i/LABEL`` with ``multi``."""
         frames = self._frames(self._instructions.fill(document))
+        parts, dropped = self._parts(document, self._room(frames))
+        probabilities = yield from self._probabilities(frames, parts)
+        return self._answer(probabilities, parts, dropped)
+
+    def _room(self, frames: Mapping[str, Frame]) -> int:
         longest = max(len(answer) for answer in self._score.continuations)
         room = min(frame.room(self._setting.context_tokens, longest) for frame in frames.values())
         require_room(self._config.name, room, _LEAST_ROOM)
-        parts, dropped = self._parts(document, room)
-        probabilities = yield from self._probabilities(frames, parts)
-        return self._answer(probabilities, parts, dropped)
+        return room
 
     def _parts(self, document: Document, room: int) -> tuple[list[Part], int]:
         """What of the document is read, in parts, and how many tokens an explicit ``truncate`` leaves out."""

@@ -7,13 +7,14 @@ summaries, in several levels where one prompt cannot hold them; ``refine`` carri
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from functools import partial
 from typing import Any
 
 from pipeline.config import SummarizeTask
 from pipeline.errors import DocumentFailed
 from pipeline.prompts import Frame, fits
 from pipeline.records import Answer, Document, EncodedPrompt, Generation, Step, TaskJob
-from pipeline.tasks.base import Instructions, Setting, Work, ask, definition, parts_of, require_room, strip_reasoning
+from pipeline.tasks.base import Instructions, Setting, Work, ask, checked_at_start, definition, parts_of, require_room, strip_reasoning
 
 DEFAULT_INSTRUCTIONS = "Summarize the following text in two or three sentences. Keep the names, numbers and conclusions that matter."
 _PART = "The text below is one part of a longer document.\n{instructions}"
@@ -39,6 +40,10 @@ class Summarize:
         self.job = TaskJob(config.name, "summarize", identity, self._instructions.fields)
         self._frames: dict[str, Frame] = {}
         self.notes = self._build("{instructions}", "").notes
+        if not self._instructions.per_document:
+            patterns = ("{instructions}", _PART, _REDUCE) if config.long_documents == "map_reduce" else ("{instructions}",)
+            for pattern in patterns:
+                checked_at_start(partial(self._room, self._build(pattern, self._instructions.plain), config.max_output_tokens))
 
     def work(self, document: Document) -> Work:
         """Steps ``whole``; or ``map/i`` and ``reduce/level/i``; or ``refine/i``."""

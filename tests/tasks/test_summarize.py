@@ -89,7 +89,9 @@ def test_too_many_parts_fail_with_the_limit(drive: Callable[..., Driver]) -> Non
 
 
 def test_instructions_that_leave_no_room_fail(drive: Callable[..., Driver]) -> None:
-    failure = drive(kind="summarize", instructions="x" * 500).failure("A text.")
+    with pytest.raises(ConfigError, match="leave"):  # told before the night
+        drive(kind="summarize", instructions="x" * 500)
+    failure = drive(kind="summarize", instructions="{{ id }}" + "x" * 500).failure("A text.")
     assert failure.kind == "too_long"
     assert "leave" in str(failure)
 
