@@ -71,6 +71,10 @@ def _speed(task: Mapping[str, Any]) -> str:
     return f"{text}: {task['tokens_per_second']:,.1f} tokens/s, {task['documents_per_hour']:,.0f} documents an hour"
 
 
+# So many documents under one label are more likely a bias of the model than a fact about the documents.
+_MANY, _ONE_SIDED = 20, 0.9
+
+
 def _look(reason: str) -> str:
     return f" (**{_LOOK[reason]}**)" if reason in _LOOK else ""
 
@@ -82,12 +86,23 @@ def _labels(labels: Mapping[str, Any] | None) -> list[str]:
     counts |= {"*(abstained)*": labels["abstained"]} if labels["abstained"] else {}
     counts |= {"*(none of them)*": labels["none_of_them"]} if labels["none_of_them"] else {}
     lines = _table(("label", "documents", ""), [(name, f"{count:,}", _bar(count, counts.values())) for name, count in counts.items()])
+    lines += _one_sided(labels["distribution"])
     if labels["mean_confidence"] is not None:
         tenths = labels["confidence_by_tenths"]
         rows = [(f"{index / 10:.1f} to {(index + 1) / 10:.1f}", f"{count:,}", _bar(count, tenths)) for index, count in enumerate(tenths)]
         lines += [f"Mean confidence {labels['mean_confidence']:.3f}, as the model's own scores say it:", ""]
         lines += _table(("probability", "documents", ""), rows)
     return lines
+
+
+def _one_sided(distribution: Mapping[str, int]) -> list[str]:
+    """A small model's raw scores may favour one label whatever the text; a person should know before relying on them."""
+    total, most = sum(distribution.values()), max(distribution.values(), default=0)
+    if len(distribution) < 2 or total < _MANY or most < _ONE_SIDED * total:
+        return []
+    name = next(name for name, count in distribution.items() if count == most)
+    share = f"{most / total:.0%} of the documents were labelled {escape(name)}"
+    return [f"**Worth a look:** {share}. Unless that is so, this model's scores are biased: try a larger model.", ""]
 
 
 def _failures(failures: Mapping[str, Any]) -> list[str]:
