@@ -296,7 +296,7 @@ def _sentence(fault: Any) -> str:
         return "unknown key"
     if kind == "missing":
         return "this key is required"
-    return f"{message} (found {fault['input']!r:.80})" if kind.endswith("_error") is False and "found" not in message else message
+    return message if kind == "value_error" or "found" in message else f"{message} (found {fault['input']!r:.80})"
 
 
 def _apply(raw: dict[str, Any], override: str) -> None:

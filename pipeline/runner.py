@@ -135,8 +135,12 @@ class Night:
         return RunResult(exit_code, reason, self._directory.path, self._ledger.status(), self._directory.report)
 
     def _close(self, exit_code: int, reason: str) -> None:
-        """Write down how the run ended. On a full disk that cannot be done; what was recorded before is safe all the same."""
+        """Write down how the run ended: what it had begun and not finished is pending again, not running.
+
+        On a full disk that cannot be done; what was recorded before is safe all the same.
+        """
         try:
+            self._ledger.drop(self._run, list(self._under_way), "interrupted", reason)
             self._ledger.end_run(self._run, exit_code, reason)
             self._tell(Progress("reporting"))
             write_report(self._ledger, self._directory.path)
@@ -230,7 +234,7 @@ class Night:
         rows = self._prepared.plan.max_batch_rows
         exhausted = False
         while True:
-            self._stop_if_wished()
+            self._stop.check()
             while not exhausted and flight.steps_open < rows * _WORKS_PER_ROW and self._characters() < _WINDOW_CHARACTERS:
                 group = list(itertools.islice(works, rows))
                 exhausted = len(group) < rows
@@ -305,11 +309,6 @@ class Night:
         self._done, self._failed = self._done + 1, self._failed + 1
 
     # ── around it ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _stop_if_wished(self) -> None:
-        if self._stop.requested is not None:
-            self._ledger.drop(self._run, list(self._under_way), "interrupted", self._stop.requested)
-            self._stop.check()
 
     def _verdict(self) -> tuple[int, str]:
         self._ledger.status()  # raises when the counts do not add up
