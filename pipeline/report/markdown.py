@@ -98,7 +98,7 @@ def _labels(labels: Mapping[str, Any] | None) -> list[str]:
 def _one_sided(distribution: Mapping[str, int]) -> list[str]:
     """A small model's raw scores may favour one label whatever the text; a person should know before relying on them."""
     total, most = sum(distribution.values()), max(distribution.values(), default=0)
-    if len(distribution) < 2 or total < _MANY or most < _ONE_SIDED * total:
+    if total < _MANY or most < _ONE_SIDED * total:
         return []
     name = next(name for name, count in distribution.items() if count == most)
     share = f"{most / total:.0%} of the documents were labelled {escape(name)}"
