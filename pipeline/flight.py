@@ -7,12 +7,12 @@ others from being asked.
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.errors import DocumentFailed
+from pipeline.pace import Pace
 from pipeline.records import Answer, Document, Failure, Generation, Outcome, Request, Step
 from pipeline.tasks import Task, Work
 
@@ -34,6 +34,8 @@ class _Underway:
     replies: dict[int, Generation] = field(default_factory=dict)
     unasked: deque[int] = field(default_factory=deque)
     out: int = 0
+    share: float = 1.0
+    read_characters: float = 0.0
     compute_seconds: float = 0.0
     largest_batch: int = 1
     placement: str = "device"
@@ -51,8 +53,9 @@ class Reply:
 class Flight:
     """The works (document x task) between "begun" and "landed"."""
 
-    def __init__(self, per_work: int) -> None:
+    def __init__(self, per_work: int, pace: Pace | None = None) -> None:
         self._per_work = per_work
+        self._pace = pace or Pace()
         self._works: dict[WorkId, _Underway] = {}
         self._asked: dict[int, tuple[WorkId, int]] = {}
         self._ready: deque[WorkId] = deque()
@@ -106,16 +109,21 @@ class Flight:
                 self._fail(work_id, work, generation.error)
                 continue
             work.replies[index] = generation
+            self._count(work, step, generation)
             if len(work.replies) == len(work.steps):
                 self._advance(work_id, work, [work.replies[number] for number in range(len(work.steps))])
             if work_id in self._works or self._ended_in_parts():
                 kept.append(Reply(work_id, step, generation))
         return kept
 
+    def _count(self, work: _Underway, step: Step, generation: Generation) -> None:
+        """Tell the pace. A text that is read several times over (once a label) counts once."""
+        characters = work.share * (step.span[1] - step.span[0]) if step.span else 0.0
+        work.read_characters += characters
+        self._pace.read(characters, generation.prompt_tokens + len(generation.token_ids))
+
     def _ended_in_parts(self) -> bool:
-        """Whether the document that has just landed was answered in parts: then its last reply is kept too, so that the ledger shows every
-        part read.
-        """
+        """Whether the document that has just landed was answered in parts: its last reply is kept too, so that every part is shown."""
         answer = self._landed[-1].answer
         return answer is not None and answer.parts > 1
 
@@ -148,6 +156,8 @@ class Flight:
                 work.steps = next(work.generator) if replies is None else work.generator.send(replies)
                 work.replies = {index: work.recorded[step.key] for index, step in enumerate(work.steps) if step.key in work.recorded}
                 work.unasked = deque(index for index in range(len(work.steps)) if index not in work.replies)
+                spans = sum(step.span[1] - step.span[0] for step in work.steps if step.span)
+                work.share = min(1.0, len(work.document.text) / spans) if spans else 1.0
                 if work.unasked:
                     self._ready.append(work_id)
                     return
@@ -173,36 +183,10 @@ class Flight:
 
     def _land(self, work_id: WorkId, work: _Underway, answer: Answer | None, failure: Failure | None) -> None:
         del self._works[work_id]
+        self._pace.skipped(len(work.document.text) - work.read_characters)
         self._landed.append(
             Outcome(
                 task=work_id[0], key=work.key, state="failed" if answer is None else "done", answer=answer, failure=failure,
                 seconds=work.compute_seconds, placement=work.placement, batch_rows=work.largest_batch,
             )
         )  # fmt: skip
-
-
-class Pace:
-    """Speed so far and the time it leaves: characters of documents landed over the seconds they took."""
-
-    def __init__(self, characters: int) -> None:
-        self._left = characters
-        self._done = 0
-        self._tokens = 0
-        self._since = time.monotonic()
-
-    def landed(self, characters: int, tokens: int) -> None:
-        """Count a landed work."""
-        self._left -= characters
-        self._done += characters
-        self._tokens += tokens
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Tokens read and written a second since the start."""
-        return self._tokens / max(1e-9, time.monotonic() - self._since)
-
-    @property
-    def eta_seconds(self) -> float | None:
-        """Seconds left at the speed so far; None before the first work landed."""
-        elapsed = time.monotonic() - self._since
-        return None if self._done <= 0 else max(0, self._left) * elapsed / self._done

@@ -22,7 +22,8 @@ from pipeline.backends import open_backend
 from pipeline.config import Config
 from pipeline.crew import Crew
 from pipeline.errors import EXIT_DONE, EXIT_SOME_FAILED, EXIT_STOPPED, OvernightError, SourceError, StoppedEarly, WorkerDied
-from pipeline.flight import Flight, Pace, WorkId
+from pipeline.flight import Flight, WorkId
+from pipeline.pace import Pace
 from pipeline.preparation import Preparation, prepare, resolve
 from pipeline.records import Document, Failure, Outcome, Progress, Reject
 from pipeline.report import write_report
@@ -222,7 +223,7 @@ class Night:
     def _through(self, works: Iterator[Pending]) -> None:
         """See all of ``works`` landed. When the worker dies, those it was computing are looked at apart, the others go on."""
         while True:
-            flight = Flight(per_work=self._prepared.plan.max_batch_rows)
+            flight = Flight(self._prepared.plan.max_batch_rows, self._pace)
             try:
                 self._stream(works, flight)
                 return
@@ -246,9 +247,12 @@ class Night:
                 continue
             worker = self._crew.worker()
             worker.admit(flight.requests())
-            replies = flight.receive(worker.collect(_POLL_SECONDS))
+            finished = worker.collect(_POLL_SECONDS)
+            replies = flight.receive(finished)
             self._ledger.record_replies([(reply.work, reply.step, reply.generation) for reply in replies])
             worker.release(flight.cancelled())
+            if finished:
+                self._show_pace()
 
     def _begin(self, group: Sequence[Pending], flight: Flight) -> None:
         """Mark the attempts, durably, then start the documents; what an earlier attempt was answered is not asked again."""
@@ -266,12 +270,9 @@ class Night:
             return
         self._ledger.finish(self._run, outcomes)
         for outcome in outcomes:
-            work = self._under_way.pop((outcome.task, outcome.key))
-            answer = outcome.answer
-            self._pace.landed(len(work.document.text), answer.tokens_in + answer.tokens_out if answer else 0)
+            del self._under_way[outcome.task, outcome.key]
             self._failed += outcome.state != "done"
         self._done += len(outcomes)
-        self._tell(Progress("working", self._done, self._failed, self._total, self._pace.tokens_per_second, self._pace.eta_seconds))
 
     def _characters(self) -> int:
         return sum(len(work.document.text) for work in self._under_way.values())
@@ -329,7 +330,11 @@ class Night:
 
     def _note_loaded(self, facts: Mapping[str, Any]) -> None:
         self._ledger.annotate_run(self._run, loaded=dict(facts))
+        self._pace.start()
         self._tell(Progress("working", self._done, self._failed, self._total))
+
+    def _show_pace(self) -> None:
+        self._tell(Progress("working", self._done, self._failed, self._total, self._pace.tokens_per_second, self._pace.eta_seconds))
 
     def _say_loading(self, message: str) -> None:
         self._tell(Progress("loading", self._done, self._failed, self._total, message=message))

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import DocumentFailed
-from pipeline.flight import Flight, Pace
+from pipeline.flight import Flight
+from pipeline.pace import Pace
 from pipeline.records import Answer, Decode, Document, EncodedPrompt, Generation, Origin, Request, Step, TaskJob
 from pipeline.tasks import Work
 from pipeline.tasks.base import ask
@@ -133,11 +134,28 @@ def test_suspects_are_those_that_were_computed() -> None:
     assert flight.suspects([]) == sorted(by_name.values())  # nothing known: all that were asked
 
 
-def test_the_pace_tells_nothing_before_something_landed() -> None:
-    pace = Pace(1000)
+def test_the_pace_counts_parts_and_ends_at_nothing_left() -> None:
+    pace = Pace(8)
     assert pace.eta_seconds is None
-    pace.landed(250, 80)
+    flight = Flight(8, pace)
+    flight.begin(Rounds([4]), document("a"), 1, {})  # four characters, no spans
+    flight.begin(Spans(), document("b"), 1, {})  # four characters, read twice over
+    requests = flight.requests()
+    flight.receive([reply(requests[-1], prompt_tokens=6)])
     assert pace.eta_seconds is not None
+    assert pace.eta_seconds > 0
     assert pace.tokens_per_second > 0
-    pace.landed(900, 80)
+    flight.receive([reply(request) for request in requests[:-1]])
     assert pace.eta_seconds == 0
+
+
+class Spans(Rounds):
+    """Asks twice about the whole text."""
+
+    def __init__(self) -> None:
+        super().__init__([2], "spans")
+
+    def work(self, document: Document) -> Work:
+        steps = [Step(str(index), EncodedPrompt((9, index), 0, 1), Decode(4), (0, len(document.text))) for index in range(2)]
+        yield from ask(steps)
+        return Answer("read", "stop")
