@@ -1,0 +1,79 @@
+"""Every file of the messy corpus through the whole command: nothing is lost between its rows, the export and the rejects."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.nights import ANight, documents, no_process_left
+from tests.sources.test_corpora import FILES, MESSY
+
+pytestmark = pytest.mark.skipif(not MESSY.is_dir(), reason="there is no shared/corpora beside this checkout")
+
+QUICK = {
+    "text/blns_derived.jsonl", "control_tokens/qwen_tokenization_note_ja.md", "json/unterminated_quote.ndjson", "json/empty.ndjson",
+    "json/amazon_cellphones.ndjson", "csv/emoji_tweet_multiline.csv", "parquet/papers_nested.parquet",
+}  # fmt: skip
+
+
+def lines_of(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in FILES])
+def test_each_file_is_worked_through(tmp_path: Path, name: str) -> None:
+    expected = FILES[name]
+    night = ANight(tmp_path, [], extra={"source": {"path": str(MESSY / name), **expected.settings}})
+    done = night.run("--output", str(tmp_path / "out.jsonl"))
+    assert "Traceback" not in done.stderr
+    nothing_but_rejects = expected.rejects and not expected.documents
+    assert done.returncode == (2 if nothing_but_rejects else 0), done.stderr
+    if nothing_but_rejects:
+        assert "is a document" in done.stderr
+        assert expected.reason in done.stderr
+        assert not (tmp_path / "out.jsonl").exists()
+
+    rejects = lines_of(night.directory / "rejects.jsonl")
+    assert len(rejects) == expected.rejects
+    counts = night.status()
+    assert counts["rejected"] == expected.rejects
+    assert counts["documents"] + counts["duplicates"] == expected.documents
+    assert counts["complete"]
+    for states in counts["tasks"].values():
+        assert sum(states.values()) == states["done"] + states["skipped"] == counts["documents"]
+
+    rows = night.export()
+    assert len(rows) == expected.documents
+    assert not nothing_but_rejects or rows == []
+    for row in rows:
+        assert row["topic_status"] == row["summary_status"]
+        if row["summary_status"] == "done":
+            assert row["topic"] in ("world", "sports", "business")
+            assert row["summary"]
+            assert row["topic_error"] is row["summary_error"] is None
+        else:
+            assert "empty text" in str(row["summary_error"])
+    assert no_process_left(tmp_path)
+
+
+def test_the_whole_corpus_beside_clean_rows(tmp_path: Path) -> None:
+    clean = documents(5, longest=4)
+    night = ANight(tmp_path, clean, extra={"source": {"path": [str(tmp_path / "in.jsonl"), str(MESSY)], "max_rejects": 5000}})
+    done = night.run()
+    assert done.returncode == 0, done.stderr
+    rows, counts = night.export(), night.status()
+    assert [row["id"] for row in rows[:5]] == [row["id"] for row in clean]
+    assert len(rows) == counts["documents"] + counts["duplicates"]
+    assert counts["rejected"] == len(lines_of(night.directory / "rejects.jsonl")) > 700
+
+
+def test_too_many_rejects_stop_before_the_model_is_asked(tmp_path: Path) -> None:
+    source = {"path": str(MESSY / "json/amazon_cellphones.ndjson"), "max_rejects": 100}
+    night = ANight(tmp_path, [], extra={"source": source}, script={"load_seconds": 600})
+    done = night.run(timeout=60)
+    assert done.returncode == 2
+    assert "more than source.max_rejects = 100" in done.stderr
+    assert not (night.directory / "worker.log").exists()
+    assert len(lines_of(night.directory / "rejects.jsonl")) > 100
