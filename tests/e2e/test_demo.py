@@ -1,0 +1,97 @@
+"""The demo as its configuration says it: the real model in 4-bit, both tasks, the export and the report."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.nights import ANight, no_process_left
+
+ROOT = Path(__file__).parents[2]
+CONFIG = ROOT / "configs" / "demo.yaml"
+LABELS = {"world", "sports", "business", "science"}
+REPORTS = [json.loads(line) for line in (ROOT / "data" / "reports.jsonl").read_text(encoding="utf-8").splitlines()]
+SHORT = sorted(REPORTS, key=lambda row: len(row["text"]))[:6]
+
+
+def demo(folder: Path, rows: list[dict[str, Any]], *overrides: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """(export, report) of the demo's own configuration over ``rows``."""
+    night = ANight(folder, rows, extra={"model": {"id": "smollm2-135m-instruct"}})
+    places = (f"source.path={night.source}", f"run.directory={night.directory}")
+    settings = [word for override in (*places, *overrides) for word in ("--set", override)]
+    done = night.command("run", str(CONFIG), *settings, "--json", timeout=1500)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["status"] == night.status()
+    assert no_process_left(folder)
+    report = night.command("report", str(night.directory), "--json")
+    assert report.returncode == 0, report.stderr
+    return night.export(), json.loads(report.stdout)
+
+
+def check_answers(exported: list[dict[str, Any]], rows: list[dict[str, Any]]) -> None:
+    assert [row["id"] for row in exported] == [row["id"] for row in rows]
+    for row in exported:
+        assert row["topic_status"] == row["summary_status"] == "done", row
+        assert row["topic_error"] is row["summary_error"] is None
+        assert row["topic"] in LABELS
+        assert set(row["topic_probabilities"]) == LABELS
+        assert math.isclose(sum(row["topic_probabilities"].values()), 1, abs_tol=1e-6)
+        assert row["topic_probability"] == row["topic_probabilities"][row["topic"]] == max(row["topic_probabilities"].values())
+        assert len(row["summary"].split()) >= 5
+        assert row["summary_finish_reason"] in ("stop", "length", "repetition")
+    assert len({row["summary"] for row in exported}) == len(rows)
+
+
+def check_loaded(report: dict[str, Any], placement: str) -> None:
+    loaded, plan = report["loaded"], report["plan"]
+    assert (loaded["linear4bit"], loaded["decoder_linears"]) == (210, 210)
+    assert loaded["quantization"] == {"type": "nf4", "double_quantization": True, "compute_dtype": "float32"}
+    assert 100e6 < loaded["weights_bytes"] <= 170e6
+    assert loaded["bytes_by_device"] == {"cpu": loaded["weights_bytes"]} or sum(loaded["bytes_by_device"].values()) <= 170e6
+    assert set(loaded["device_map"].values()) <= {"cpu", 0}
+    assert (plan["quantization"], plan["dtype"], plan["placement"]) == ("nf4", "float32", placement)
+    assert report["inputs"]["complete"]
+    for task in report["tasks"].values():
+        assert list(task["placements"]) == [placement]
+
+
+@pytest.fixture(scope="module")
+def short(tmp_path_factory: pytest.TempPathFactory, demo_model_folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    return demo(tmp_path_factory.mktemp("short"), SHORT, "tasks.summary.max_output_tokens=32")
+
+
+@pytest.mark.timeout(600)
+def test_six_reports(short: tuple[list[dict[str, Any]], dict[str, Any]]) -> None:
+    exported, report = short
+    check_answers(exported, SHORT)
+    check_loaded(report, "device")
+    assert report["tasks"]["summary"]["tokens_out"] <= 6 * 32
+
+
+@pytest.mark.timeout(600)
+def test_an_offloaded_cache_gives_the_same_answers(tmp_path: Path, short: tuple[list[dict[str, Any]], dict[str, Any]]) -> None:
+    exported, report = demo(tmp_path, SHORT[:3], "tasks.summary.max_output_tokens=32", "kv_cache.placement=offloaded")
+    check_loaded(report, "offloaded")
+    for row, other in zip(exported, short[0][:3], strict=True):
+        assert row["summary"] == other["summary"]
+        assert row["topic"] == other["topic"]
+        assert row["topic_probabilities"] == pytest.approx(other["topic_probabilities"], abs=2e-3)  # score_tolerance, twice
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+def test_the_whole_demo(tmp_path: Path, demo_model_folder: Path) -> None:
+    exported, report = demo(tmp_path, REPORTS)
+    check_answers(exported, REPORTS)
+    check_loaded(report, "device")
+    for name in ("topic", "summary"):
+        long = report["tasks"][name]["long_documents"]
+        assert long["count"] == long["read_whole"] == 4
+        assert report["tasks"][name]["tokens_dropped"] == 0
+    assert {row["id"] for row in report["tasks"]["summary"]["long_documents"]["most_parts"]} == {
+        row["id"] for row in REPORTS if len(row["text"]) > 10_000
+    }
