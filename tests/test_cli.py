@@ -134,7 +134,9 @@ def test_a_mistake_gets_a_sentence(night: ANight, mistake: str) -> None:
     assert night.status()["complete"]
 
 
-@pytest.mark.parametrize("arguments", [("frobnicate",), ("run",), ("run", "x.yaml", "--limit", "none"), ("export", "somewhere")], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [("frobnicate",), ("run",), ("run", "x.yaml", "--limit", "none"), ("export", "somewhere")], ids=" ".join
+)
 def test_wrong_arguments_are_explained(night: ANight, arguments: tuple[str, ...]) -> None:
     done = night.command(*arguments)
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""What may change between two runs of one run directory: inputs, speed, tasks. Finished work stays finished, changed questions are refused."""
+"""What may change between two runs of one run directory: inputs, speed, tasks. Finished work stays, changed questions are refused."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import signal
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -172,7 +171,7 @@ def test_shards_killed_three_times_see_every_input_exactly_once(tmp_path: Path) 
         start = _results(night)
         process = night.start("run", str(night.config))
         enough = start + chance.randint(3, 20)
-        _wait_until(lambda enough=enough: _results(night) >= enough)
+        _wait_until(night, enough)
         process.send_signal(signal.SIGKILL)
         process.communicate(timeout=60)
         assert process.returncode == -signal.SIGKILL
@@ -193,7 +192,7 @@ def test_partial_results_can_be_read_while_it_runs(tmp_path: Path) -> None:
     night = ANight(tmp_path, ROWS, script={"seconds": 0.25, "batch": 2})
     process = night.start("run", str(night.config))
     try:
-        _wait_until(lambda: _results(night) >= 3)
+        _wait_until(night, 3)
         rows, counts = night.export(), night.status()
         shown = night.command("report", str(night.directory))
         running = process.poll() is None
@@ -225,8 +224,8 @@ def _results(night: ANight) -> int:
         return 0
 
 
-def _wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
+def _wait_until(night: ANight, results: int, seconds: float = 60) -> None:
     until = time.monotonic() + seconds
-    while not condition():
+    while _results(night) < results:
         assert time.monotonic() < until, "waited in vain"
         time.sleep(0.05)

@@ -51,8 +51,9 @@ def check_loaded(report: dict[str, Any], placement: str) -> None:
     assert (loaded["linear4bit"], loaded["decoder_linears"]) == (210, 210)
     assert loaded["quantization"] == {"type": "nf4", "double_quantization": True, "compute_dtype": "float32"}
     assert 100e6 < loaded["weights_bytes"] <= 170e6
-    assert loaded["bytes_by_device"] == {"cpu": loaded["weights_bytes"]} or sum(loaded["bytes_by_device"].values()) <= 170e6
-    assert set(loaded["device_map"].values()) <= {"cpu", 0}
+    assert sum(loaded["bytes_by_device"].values()) <= 170e6
+    assert set(loaded["device_map"].values()) == set(loaded["bytes_by_device"])
+    assert len(loaded["bytes_by_device"]) == 1  # the whole model on one device, whichever this machine has
     assert (plan["quantization"], plan["dtype"], plan["placement"]) == ("nf4", "float32", placement)
     assert report["inputs"]["complete"]
     for task in report["tasks"].values():
