@@ -38,8 +38,8 @@ class Crew:
             if self._worker is not None:
                 break
             self._say("loading the model")
-            self._worker = WorkerProcess(self._config, self._plan, self._directory.offload, self._directory.path / "worker.log")
             try:
+                self._worker = WorkerProcess(self._config, self._plan, self._directory.offload, self._directory.path / "worker.log")
                 self._worker.wait_loaded(self._say, self._check)
             except WorkerDied as death:
                 self.dismiss(at_once=True)

@@ -6,9 +6,10 @@ others from being asked.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.errors import DocumentFailed
@@ -53,7 +54,7 @@ class Reply:
 class Flight:
     """The works (document x task) between "begun" and "landed"."""
 
-    def __init__(self, per_work: int, pace: Pace | None = None) -> None:
+    def __init__(self, per_work: int, pace: Pace | None = None, request_ids: Iterator[int] | None = None) -> None:
         self._per_work = per_work
         self._pace = pace or Pace()
         self._works: dict[WorkId, _Underway] = {}
@@ -61,7 +62,7 @@ class Flight:
         self._ready: deque[WorkId] = deque()
         self._landed: list[Outcome] = []
         self._cancelled: list[int] = []
-        self._next_id = 0
+        self._request_ids = request_ids or itertools.count(1)
 
     def __len__(self) -> int:
         return len(self._works)
@@ -145,9 +146,9 @@ class Flight:
     def _ask(self, work_id: WorkId, work: _Underway, index: int) -> Request:
         step = work.steps[index]
         work.out += 1
-        self._next_id += 1
-        self._asked[self._next_id] = (work_id, index)
-        return Request(self._next_id, step.prompt.ids, step.ask, step.prompt.prefix_tokens)
+        request_id = next(self._request_ids)
+        self._asked[request_id] = (work_id, index)
+        return Request(request_id, step.prompt.ids, step.ask, step.prompt.prefix_tokens)
 
     def _advance(self, work_id: WorkId, work: _Underway, replies: Sequence[Generation] | None) -> None:
         """Send replies to the document's generator until it asks something that is not recorded, or ends."""

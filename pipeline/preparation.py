@@ -28,6 +28,12 @@ class Preparation:
     notes: tuple[str, ...]
 
 
+def meant_by_auto(config: Config) -> list[str]:
+    """Names of what the configuration leaves open."""
+    asked = {"dtype": config.model.dtype, "attention": config.model.attention, "layout": config.generation.layout, "date": "auto"}
+    return [name for name, value in asked.items() if value == "auto"]
+
+
 def resolve(config: Config, backend: Backend, kept: Mapping[str, Any]) -> dict[str, Any]:
     """What ``auto`` means: the configuration's word, else what the run directory has kept, else what fits this machine today."""
     here = backend.resolve()

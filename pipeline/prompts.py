@@ -59,6 +59,7 @@ PROMPT_FORMAT = 1
 _SLOTS = ("zqSystemSlotqz", "zqUserSlotqz")
 # A token rarely covers more characters; only how much text is looked at in one go depends on it, never the result.
 _WINDOW_CHARACTERS_PER_TOKEN = 8
+_COUNTED_CHARACTERS = 200_000
 _BOUNDARIES = (r"\n\s*\n", r"(?<=[.!?…。！？])[\"'”’)\]]*\s|(?<=[。！？])", r"\n", r"\s")
 
 
@@ -184,6 +185,18 @@ def fits(tokenizer: Tokenizer, text: str, room_tokens: int) -> tuple[int, ...] |
         return None
     ids, _, window = _window(tokenizer, text, 0, room_tokens)
     return tuple(ids) if len(ids) <= room_tokens and len(window) == len(text) else None
+
+
+def count_tokens(tokenizer: Tokenizer, text: str) -> int:
+    """Tokens of ``text``, counted a stretch at a time so that memory stays flat; right to a token or two a stretch."""
+    return sum(len(tokenizer.encode(text[begin : begin + _COUNTED_CHARACTERS])) for begin in range(0, len(text), _COUNTED_CHARACTERS))
+
+
+def head(tokenizer: Tokenizer, text: str, room_tokens: int) -> Part:
+    """The first ``room_tokens`` tokens of ``text``, or all of it."""
+    ids, offsets, _ = _window(tokenizer, text, 0, room_tokens)
+    end = offsets[room_tokens - 1][1] if len(ids) > room_tokens else len(text)
+    return Part(0, end, tuple(ids[:room_tokens]))
 
 
 def split(tokenizer: Tokenizer, text: str, part_tokens: int, overlap_tokens: int = 0) -> Iterator[Part]:

@@ -56,11 +56,15 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """A row that is not a document, and why. ``excerpt`` is at most 200 characters of it."""
+    """A row that is not a document, and why. ``excerpt`` is at most 200 characters of it.
+
+    ``ends_file``: the file cannot be read beyond this place, so what was found behind it before is not gone.
+    """
 
     origin: Origin
     reason: str
     excerpt: str = ""
+    ends_file: bool = False
 
 
 @dataclass(frozen=True, slots=True)

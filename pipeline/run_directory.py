@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
 import os
 from collections.abc import Iterator
@@ -10,7 +12,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from pipeline.errors import AlreadyRunning, UsageError
+from pipeline.errors import AlreadyRunning, OvernightError, StoppedEarly, UsageError
 
 LEDGER = "ledger.sqlite"
 _LOG = "overnight.log"
@@ -48,17 +50,29 @@ class RunDirectory:
         except Timeout:
             holder = note.read_text(encoding="ascii", errors="replace").strip() if note.exists() else "unknown"
             raise AlreadyRunning(f"{self.path} is in use by another run (process {holder}); wait for it, or stop it") from None
+        except OSError as error:
+            raise self._unusable(error) from None
         try:
-            note.write_text(str(os.getpid()), encoding="ascii")
+            with contextlib.suppress(OSError):  # only a courtesy to whoever finds the lock taken
+                note.write_text(str(os.getpid()), encoding="ascii")
             yield
         finally:
-            note.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                note.unlink(missing_ok=True)
             lock.release()
+
+    def _unusable(self, error: OSError) -> OvernightError:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return StoppedEarly(f"the disk that holds {self.path} is full; free some space and run the same command again")
+        return UsageError(f"the run directory {self.path} cannot be used: {error.strerror} ({error.filename})")
 
     @contextmanager
     def logging(self) -> Iterator[None]:
         """Append the log of this process to ``overnight.log`` in the directory."""
-        handler = logging.FileHandler(self.path / _LOG, encoding="utf-8")
+        try:
+            handler = logging.FileHandler(self.path / _LOG, encoding="utf-8")
+        except OSError as error:
+            raise self._unusable(error) from None
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
         root = logging.getLogger()
         level = root.level

@@ -13,18 +13,19 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pipeline.backends import open_backend
 from pipeline.config import Config
 from pipeline.crew import Crew
-from pipeline.errors import EXIT_DONE, EXIT_SOME_FAILED, EXIT_STOPPED, OvernightError, SourceError, StoppedEarly, WorkerDied
+from pipeline.errors import EXIT_DONE, EXIT_SOME_FAILED, EXIT_STOPPED, OvernightError, StoppedEarly, WorkerDied
 from pipeline.flight import Flight, WorkId
+from pipeline.intake import BLOCK_DOCUMENTS, Intake, blocks, first_documents, read_in
 from pipeline.pace import Pace
-from pipeline.preparation import Preparation, prepare, resolve
+from pipeline.preparation import Preparation, meant_by_auto, prepare, resolve
 from pipeline.records import Document, Failure, Outcome, Progress, Reject
 from pipeline.report import write_report
 from pipeline.run_directory import RunDirectory
@@ -32,14 +33,13 @@ from pipeline.sources import read_source
 from pipeline.stopping import StopSignal
 from pipeline.stores.ledger import Ledger
 from pipeline.stores.reading import Status
-from pipeline.tasks import Task
+from pipeline.suspicion import Pending, Suspicion
 from pipeline.versions import stack_versions
 
 _log = logging.getLogger(__name__)
-_Item = TypeVar("_Item")
 
 Observer = Callable[[Progress], None]
-_BLOCK_DOCUMENTS = 256
+_DEATHS_OF_NOBODY = 3
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _POLL_SECONDS = 0.2
 # Works under way for each row of a batch: enough to sort by length, few enough to hold their texts in memory.
@@ -56,21 +56,6 @@ class RunResult:
     directory: Path
     status: Status
     report: Path
-
-
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """One task's work on one document, to be done in this run. ``crashes`` counts workers that died of it or beside it."""
-
-    task: Task
-    document: Document
-    attempts: int = 0
-    crashes: int = 0
-
-    @property
-    def id(self) -> WorkId:
-        """(task name, work key)."""
-        return self.task.job.name, self.task.job.key(self.document)
 
 
 def run(
@@ -108,12 +93,17 @@ class Night:
         self._observer = observer
         self._stop = stop
         self._under_way: dict[WorkId, Pending] = {}
+        self._suspicion = Suspicion(config.run.max_attempts)
+        self._request_ids = itertools.count(1)  # for the whole run: a late reply must never be taken for another question's
+        self._deaths_of_nobody = 0
+        self._intake = Intake()
         self._total = self._done = self._failed = 0
 
     def through(self, limit: int | None, fork: bool, kinds: Collection[str] | None) -> RunResult:
         """Read, work, report; whatever happens, the ledger says how the run ended."""
         self._prepared = self._prepare(kinds)
         self._ledger.accept_tasks([task.job for task in self._prepared.tasks], fork=fork)
+        self._keep_resolved()
         self._run = self._ledger.begin_run(self._facts())
         self._crew = Crew(self._config, self._prepared.plan, self._directory, self._say_loading, self._note_loaded, self._stop.check)
         exit_code, reason = 1, "fault"
@@ -152,46 +142,30 @@ class Night:
     def _prepare(self, kinds: Collection[str] | None) -> Preparation:
         """What ``auto`` meant when the run directory was made stays."""
         backend = open_backend(self._config)
-        resolved = resolve(self._config, backend, self._ledger.resolved())
-        for name, value in resolved.items():
-            self._ledger.resolve(name, value)
-        return prepare(self._config, backend, resolved, kinds)
+        self._resolved = resolve(self._config, backend, self._ledger.resolved())
+        return prepare(self._config, backend, self._resolved, kinds)
+
+    def _keep_resolved(self) -> None:
+        """What ``auto`` meant is kept once the run is accepted; what was asked for by name says nothing about it."""
+        for name in meant_by_auto(self._config):
+            self._ledger.resolve(name, self._resolved[name])
 
     # ── reading ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _read(self, limit: int | None) -> None:
-        """Enter every input in the ledger before the model is asked anything: counts, rejects and repeats are known from the start."""
+        """Enter every input in the ledger before the model is asked anything."""
         self._tell(Progress("reading", message="reading the inputs"))
-        inventory = self._ledger.start_inventory(self._run)
-        rejected = documents = 0
-        rejects_seen: list[Reject] = []
-        for block in _blocks(self._source(limit), _BLOCK_DOCUMENTS):
-            self._stop.check()
-            rejects = [item for item in block if isinstance(item, Reject)]
-            inventory.see([item for item in block if isinstance(item, Document)])
-            inventory.reject(rejects)
-            rejects_seen = rejects_seen or rejects[:1]
-            rejected += len(rejects)
-            documents += len(block) - len(rejects)
-            if rejected > self._config.source.max_rejects:
-                raise SourceError(
-                    f"{rejected:,} rows were rejected, more than source.max_rejects = {self._config.source.max_rejects:,}; the last: "
-                    f"{rejects[-1].origin.file}, line {rejects[-1].origin.line}: {rejects[-1].reason}. All are in {self._directory.rejects}"
-                )
-            self._tell(Progress("reading", message=f"{documents:,} documents read, {rejected:,} rows rejected"))
-        inventory.finish(complete=limit is None)
-        if not documents and rejects_seen:
-            first = rejects_seen[0]
-            raise SourceError(
-                f"none of the {rejected:,} rows is a document; the first, in {first.origin.file}, line {first.origin.line}: "
-                f"{first.reason}. All are in {self._directory.rejects}"
-            )
-        if not documents:
+        self._intake = read_in(
+            self._source(limit), self._ledger.start_inventory(self._run), whole=limit is None,
+            max_rejects=self._config.source.max_rejects, fields={name for task in self._prepared.tasks for name in task.job.fields},
+            check=self._stop.check, say=lambda text: self._tell(Progress("reading", message=text)),
+        )  # fmt: skip
+        if not self._intake.documents:
             self._tell(Progress("reading", message="the source is empty: nothing to do"))
 
     def _source(self, limit: int | None) -> Iterator[Document | Reject]:
         fields = sorted({name for task in self._ledger.tasks() for name in task.job.fields})
-        return _first_documents(read_source(self._config.source, fields), limit)
+        return first_documents(read_source(self._config.source, fields), limit)
 
     # ── working ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -202,43 +176,42 @@ class Night:
         if not self._total:
             return
         self._pace = Pace(sum(characters for _, characters in sizes))
-        suspects: list[Pending] = []
-        self._through(self._pending(limit, suspects))
-        for suspect in suspects:
-            self._through(iter([suspect]))
+        self._through(self._pending(limit))
+        while (group := self._suspicion.next_group()) is not None:
+            self._through(iter(group))
 
-    def _pending(self, limit: int | None, suspects: list[Pending]) -> Iterator[Pending]:
-        """The works the ledger calls pending, in reading order; those with crashes behind them are put into ``suspects``."""
+    def _pending(self, limit: int | None) -> Iterator[Pending | None]:
+        """The works the ledger calls pending, in reading order, and None after each block read; doubtful ones are set aside."""
         documents = (item for item in self._source(limit) if isinstance(item, Document))
-        for block in _blocks(documents, _BLOCK_DOCUMENTS):
+        for block in blocks(documents, BLOCK_DOCUMENTS):
             for task in self._prepared.tasks:
                 keyed = {task.job.key(document): document for document in block}
                 for key, pending in self._ledger.pending(task.job.name, list(keyed)).items():
                     work = Pending(task, keyed[key], pending.attempts, pending.crashes)
-                    if work.crashes:
-                        suspects.append(work)
+                    if work.doubtful:
+                        self._suspicion.set_aside(work)
                     else:
                         yield work
+            yield None
 
-    def _through(self, works: Iterator[Pending]) -> None:
-        """See all of ``works`` landed. When the worker dies, those it was computing are looked at apart, the others go on."""
+    def _through(self, works: Iterator[Pending | None]) -> None:
+        """See all of ``works`` landed. When the worker dies, those it was computing come under suspicion, the others go on."""
         while True:
-            flight = Flight(self._prepared.plan.max_batch_rows, self._pace)
+            flight = Flight(self._prepared.plan.max_batch_rows, self._pace, self._request_ids)
             try:
                 self._stream(works, flight)
                 return
             except WorkerDied as death:
                 works = itertools.chain(self._after_death(flight, death), works)
 
-    def _stream(self, works: Iterator[Pending], flight: Flight) -> None:
+    def _stream(self, works: Iterator[Pending | None], flight: Flight) -> None:
         """The main loop: keep the worker supplied, record what lands."""
         rows = self._prepared.plan.max_batch_rows
         exhausted = False
         while True:
             self._stop.check()
-            while not exhausted and flight.steps_open < rows * _WORKS_PER_ROW and self._characters() < _WINDOW_CHARACTERS:
-                group = list(itertools.islice(works, rows))
-                exhausted = len(group) < rows
+            if not exhausted and flight.steps_open < rows * _WORKS_PER_ROW and self._characters() < _WINDOW_CHARACTERS:
+                group, exhausted = _next_group(works, rows)
                 self._begin(group, flight)
             self._record(flight)
             if not len(flight):
@@ -256,9 +229,10 @@ class Night:
 
     def _begin(self, group: Sequence[Pending], flight: Flight) -> None:
         """Mark the attempts, durably, then start the documents; what an earlier attempt was answered is not asked again."""
-        fresh = list({work.id: work for work in group if work.id not in flight}.values())
-        self._ledger.mark(self._run, [work.id for work in fresh])
-        for work in fresh:
+        taken = set(self._ledger.mark(self._run, list(dict.fromkeys(work.id for work in group))))
+        for work in group:
+            if work.id not in taken or work.id in flight:  # a repeated row, done or begun since the ledger was asked
+                continue
             self._under_way[work.id] = work
             recorded = self._ledger.replies(*work.id) if work.attempts else {}
             flight.begin(work.task, work.document, work.attempts + 1, recorded)
@@ -280,31 +254,25 @@ class Night:
     # ── when the worker dies ───────────────────────────────────────────────────────────────────────────────────────
 
     def _after_death(self, flight: Flight, death: WorkerDied) -> Iterator[Pending]:
-        """Look at the suspects in ever smaller groups, quarantine the guilty one, and give back the works that were merely beside it."""
+        """Put the suspects aside, or the guilty one into quarantine, and give back the works that were merely beside them."""
         _log.warning("%s", death)
         suspected = set(flight.suspects(self._crew.computing))
         self._crew.dismiss(at_once=True)
         works, self._under_way = self._under_way, {}
-        guilty = [works[work_id] for work_id in suspected]
-        self._ledger.drop(self._run, [work.id for work in guilty], "crashed", str(death))
-        others = [work for work_id, work in works.items() if work_id not in suspected]
+        suspects = [replace(works[work], attempts=works[work].attempts + 1, crashes=works[work].crashes + 1) for work in sorted(suspected)]
+        others = [replace(work, attempts=work.attempts + 1) for work_id, work in works.items() if work_id not in suspected]
+        self._ledger.drop(self._run, [work.id for work in suspects], "crashed", str(death))
         self._ledger.drop(self._run, [work.id for work in others], "interrupted", "the worker died of another document")
-        self._examine([replace(work, attempts=work.attempts + 1, crashes=work.crashes + 1) for work in guilty], death)
-        return iter([replace(work, attempts=work.attempts + 1) for work in others])
-
-    def _examine(self, suspects: list[Pending], death: WorkerDied) -> None:
-        if len(suspects) == 1 and suspects[0].crashes >= self._config.run.max_attempts:
-            self._quarantine(suspects[0], death)
-        elif len(suspects) == 1:
-            self._through(iter(suspects))
-        else:
-            half = (len(suspects) + 1) // 2
-            for group in (suspects[:half], suspects[half:]):
-                self._through(iter(group))
+        self._deaths_of_nobody = 0 if suspects else self._deaths_of_nobody + 1
+        if self._deaths_of_nobody >= _DEATHS_OF_NOBODY:
+            raise OvernightError(f"the worker died {self._deaths_of_nobody} times in a row while it computed nothing: {death}")
+        guilty = self._suspicion.accuse(suspects)
+        if guilty is not None:
+            self._quarantine(guilty, death)
+        return iter(others)
 
     def _quarantine(self, work: Pending, death: WorkerDied) -> None:
         message = f"the worker died {work.crashes} times with this document, the last time alone: {death}"
-        self._ledger.mark(self._run, [work.id])
         task, key = work.id
         self._ledger.finish(self._run, [Outcome(task, key, "quarantined", failure=Failure("worker_died", message, work.crashes))])
         self._done, self._failed = self._done + 1, self._failed + 1
@@ -318,12 +286,15 @@ class Night:
             raise OvernightError("some documents are still pending: the source changed while the run was going. Run again")
         if any(counts["failed"] or counts["quarantined"] for counts in states):
             return EXIT_SOME_FAILED, "some failed"
+        if self._intake.damaged:
+            return EXIT_SOME_FAILED, f"{self._intake.damaged} input files could not be read to their end"
         return EXIT_DONE, "done"
 
     def _facts(self) -> dict[str, object]:
         plan = self._prepared.plan
+        config = self._config.model_copy(update={"source": self._config.source.anywhere()})
         return {
-            "pid": os.getpid(), "command": sys.argv, "config": self._config.model_dump(mode="json"), "versions": stack_versions(),
+            "pid": os.getpid(), "command": sys.argv, "config": config.model_dump(mode="json"), "versions": stack_versions(),
             "model": dict(self._prepared.identity["model"]), "notes": list(self._prepared.notes),
             "plan": {name: getattr(plan, name) for name in plan.__dataclass_fields__},
         }  # fmt: skip
@@ -345,16 +316,13 @@ class Night:
         self._observer(progress)
 
 
-def _first_documents(items: Iterable[Document | Reject], limit: int | None) -> Iterator[Document | Reject]:
-    documents = 0
-    for item in items:
-        if documents == limit:
-            return
-        documents += isinstance(item, Document)
-        yield item
-
-
-def _blocks(items: Iterable[_Item], size: int) -> Iterator[list[_Item]]:
-    iterator = iter(items)
-    while block := list(itertools.islice(iterator, size)):
-        yield block
+def _next_group(works: Iterator[Pending | None], size: int) -> tuple[list[Pending], bool]:
+    """At most ``size`` works, ending early after a block of the source, and whether that was all: reading never keeps the model waiting."""
+    group: list[Pending] = []
+    for work in works:
+        if work is None:
+            return group, False
+        group.append(work)
+        if len(group) == size:
+            return group, False
+    return group, True

@@ -36,7 +36,7 @@ class WorkerProcess:
         self._messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
         with log.open("ab") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "pipeline.worker"],
+                [sys.executable, "-P", "-m", "pipeline.worker"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True, env=_environment(plan),
             )  # fmt: skip
         threading.Thread(target=self._read, daemon=True).start()
@@ -65,7 +65,9 @@ class WorkerProcess:
             check()
             message = self._next(0.2)
             if message is None:
+                self._kill_if_silent()
                 continue
+            self._last_sign = time.monotonic()
             if "says" in message:
                 say(message["says"])
             if "refused" in message:
@@ -74,7 +76,6 @@ class WorkerProcess:
                 raise kind(text)
             if "loaded" in message:
                 self.facts = message["loaded"]
-                self._last_sign = time.monotonic()
                 return
 
     def admit(self, requests: Sequence[Request]) -> None:
@@ -113,10 +114,14 @@ class WorkerProcess:
         for generation in finished:
             self._owed.discard(generation.request_id)
             self._started.discard(generation.request_id)
-        if not finished and self._owed and time.monotonic() - self._last_sign > self._stall_seconds:
+        if not finished and self._owed:
+            self._kill_if_silent()
+        return finished
+
+    def _kill_if_silent(self) -> None:
+        if time.monotonic() - self._last_sign > self._stall_seconds:
             self.kill()
             raise WorkerDied(f"the worker made no progress for {self._stall_seconds:.0f} s and was stopped (engine.stall_seconds)")
-        return finished
 
     def close(self) -> None:
         """End the worker: close its input, and kill it if it lingers."""
@@ -167,7 +172,13 @@ class WorkerProcess:
 
 
 def _environment(plan: Plan) -> dict[str, str]:
-    threads = str(plan.threads or os.cpu_count() or 1)
-    # Threads that spin while they wait slow each other down on a machine that is shared: measured 1.8 times under load.
-    defaults = {"OMP_WAIT_POLICY": "PASSIVE"}
-    return {**defaults, **os.environ, "OMP_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+    # With -P the worker never imports from the folder it is started in; where this program itself was found is told instead.
+    places = (str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH"))
+    return {
+        "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin while they wait slow each other down on a shared machine: 1.8 times under load
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, places)),
+        "OMP_NUM_THREADS": str(plan.threads or os.cpu_count() or 1),
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+    }

@@ -19,7 +19,7 @@ import torch
 from pipeline.batching import row_tokens
 from pipeline.engine.attention import IMPLEMENTATION, Prefix
 from pipeline.engine.base import Listener
-from pipeline.engine.engine import ModelEngine
+from pipeline.engine.engine import ModelEngine, free_memory, is_out_of_memory
 from pipeline.engine.generate import Output
 from pipeline.engine.packed import Feed, PackedModel, Row
 from pipeline.engine.slots import class_capacity
@@ -72,6 +72,7 @@ class ContinuousEngine:
         self._guests: list[_Guest] = []
         self._prefixes: OrderedDict[tuple[int, ...], Prefix] = OrderedDict()
         self._users: Counter[tuple[int, ...]] = Counter()
+        self._rows, self._columns = plan.max_batch_rows, plan.batch_tokens
         self._tries: dict[tuple[tuple[int, ...], ...], LabelTrie] = {}
 
     @property
@@ -94,7 +95,9 @@ class ContinuousEngine:
         gone = set(request_ids)
         self._static.release(gone)
         for request_id in gone:
-            self._requests.pop(request_id, None)
+            request = self._requests.pop(request_id, None)
+            if request is not None:
+                self._unshare(request)
         for guest in [guest for guest in self._guests if guest.request.request_id in gone]:
             self._leave(guest)
 
@@ -132,7 +135,7 @@ class ContinuousEngine:
                 heapq.heappop(self._waiting)
                 continue
             needed = class_capacity(row_tokens(request))
-            if self._guests and columns + needed > self._plan.batch_tokens:
+            if self._guests and columns + needed > self._columns:
                 break
             guest = self._welcome(request)
             size = len(guest.own) + len(guest.asked)
@@ -147,11 +150,6 @@ class ContinuousEngine:
             budget -= size
         if newcomers and self.listener is not None:
             self.listener.started(newcomers)
-
-    @property
-    def _rows(self) -> int:
-        """Guests at a time. Those that only score leave with their pass; the tokens of a pass bound them."""
-        return self._plan.max_batch_rows
 
     def _welcome(self, request: Request) -> _Guest:
         prefix, count = self._prefix(request)
@@ -283,8 +281,15 @@ class ContinuousEngine:
 
     def _leave(self, guest: _Guest) -> None:
         self._guests.remove(guest)
-        self._packed.leave(guest.row, (other.row for other in self._guests))
-        self._users[guest.request.ids[: guest.request.prefix_tokens]] -= 1
+        with torch.inference_mode():  # rows move inside tensors made in it, also when a request is released between passes
+            self._packed.leave(guest.row, (other.row for other in self._guests))
+        self._unshare(guest.request)
+
+    def _unshare(self, request: Request) -> None:
+        shared = request.ids[: request.prefix_tokens]
+        self._users[shared] -= 1
+        if self._users[shared] <= 0:
+            del self._users[shared]
 
     def _surrender(self, error: Exception) -> None:
         """Hand everything in the model to the static engine, which runs smaller and alone, and names the guilty."""
@@ -293,9 +298,15 @@ class ContinuousEngine:
             self._leave(guest)
         self._prefixes.clear()
         error.__traceback__ = None
+        if is_out_of_memory(error):  # the next passes are to be smaller
+            self._rows = max(1, min(self._rows, len(guests)) // 2)
+            self._columns = max(self._plan.context_tokens, self._columns // 2)
+            free_memory()
         if not guests and self._waiting:
             request = self._requests.pop(heapq.heappop(self._waiting)[1], None)
-            self._static.admit([request] if request else [])
+            if request is not None:
+                self._unshare(request)
+                self._static.admit([request])
         self._static.admit([guest.request for guest in guests])
 
     def _use(self, implementation: str) -> None:

@@ -81,7 +81,7 @@ class ModelEngine:
     def _run_together(self, batch: Sequence[Request]) -> Sequence[Generation]:
         outcome = self._attempt(batch, self._settings)
         if isinstance(outcome, OutOfMemory):
-            _free_memory()
+            free_memory()
             self._limits.learn(batch_columns(batch), len(batch) // 2)
             self._queue.update((request.request_id, request) for request in batch)
             return ()
@@ -102,7 +102,7 @@ class ModelEngine:
             error = outcome
             if not isinstance(error, OutOfMemory):
                 return [_failed(request, ("model_error", f"The model raised {type(error).__name__} on this prompt: {error}"))]
-            _free_memory()
+            free_memory()
         message = (
             f"The prompt of {len(request.ids)} tokens ran out of memory alone, with the smallest passes and with its cache offloaded "
             f"({error}); lower model.context_tokens, or raise model.max_memory."
@@ -166,21 +166,25 @@ class ModelEngine:
         return None
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether ``error`` says, in any of its forms, that memory ran out."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError | OutOfMemory) or (
+        isinstance(error, RuntimeError) and any(mark in str(error).lower() for mark in _NO_MEMORY_TEXTS)
+    )
+
+
 def _as_ours(error: Exception) -> Exception | None:
     """``error`` as OutOfMemory where it is that, else itself; without its traceback. None when the device is lost."""
-    text = str(error)
-    no_memory = isinstance(error, MemoryError | torch.OutOfMemoryError | OutOfMemory) or (
-        isinstance(error, RuntimeError) and any(mark in text.lower() for mark in _NO_MEMORY_TEXTS)
-    )
-    if no_memory:
-        return OutOfMemory(text.strip().splitlines()[0] if text.strip() else type(error).__name__)
+    if is_out_of_memory(error):
+        text = str(error).strip()
+        return OutOfMemory(text.splitlines()[0] if text else type(error).__name__)
     if isinstance(error, torch.AcceleratorError):
         return None
     error.__context__ = error.__cause__ = None
     return error.with_traceback(None)
 
 
-def _free_memory() -> None:
+def free_memory() -> None:
     """Give back what the failed attempt held. Call outside of any except block: frames of the exception hold tensors."""
     gc.collect()
     if torch.cuda.is_available():

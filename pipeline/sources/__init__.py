@@ -83,7 +83,7 @@ def _read_file(file: SourceFile, config: SourceConfig, want: Wanted) -> Iterator
     try:
         yield from _reader(file, config, want)
     except Damaged as fault:
-        yield Reject(Origin(file.name, fault.line, fault.offset), mend(fault.reason))
+        yield Reject(Origin(file.name, fault.line, fault.offset), mend(fault.reason), ends_file=True)
 
 
 def _reader(file: SourceFile, config: SourceConfig, want: Wanted) -> Iterator[Raw | Reject]:

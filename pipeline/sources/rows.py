@@ -112,9 +112,11 @@ def read_text(raw: Raw, name: str) -> str | Reject:
 
 
 def read_fields(raw: Raw, names: Collection[str]) -> dict[str, FieldValue] | Reject:
-    """Plain values of the further fields; null where the row has none."""
+    """Plain values of those further fields that the row has; one that is absent is not the same as one that is null."""
     fields: dict[str, FieldValue] = {}
     for name in names:
+        if name not in raw.values:
+            continue
         value = raw.values.get(name)
         if isinstance(value, Unreadable):
             return reject(raw, f"the field {name!r} is {describe(value)}")

@@ -181,15 +181,21 @@ class Ledger:
         with self._reading() as connection:
             return reading.states_seen(connection, self._task_ids[task])
 
-    def mark(self, run: int, works: Sequence[WorkId]) -> None:
-        """Note durably that these are about to be worked on, so that one that takes the process down can be found."""
+    def mark(self, run: int, works: Sequence[WorkId]) -> list[WorkId]:
+        """Note durably that these are about to be worked on, so that one that takes the process down can be found.
+
+        Returns those that were pending; the others are left as they are.
+        """
         if not works:
-            return
+            return []
         now = time.time()
         with self._writing() as connection:
-            keyed = [{"task": self._task_ids[task], "work": key} for task, key in works]
             mine = (work.c.task_id == sa.bindparam("task"), work.c.key == sa.bindparam("work"))
-            connection.execute(work.update().where(*mine).values(state="running", attempts=work.c.attempts + 1), keyed)
+            begin = work.update().where(*mine, work.c.state == "pending").values(state="running", attempts=work.c.attempts + 1)
+            taken = [(task, key) for task, key in works if connection.execute(begin, {"task": self._task_ids[task], "work": key}).rowcount]
+            keyed = [{"task": self._task_ids[task], "work": key} for task, key in taken]
+            if not keyed:
+                return []
             number = sa.select(work.c.attempts).where(*mine).scalar_subquery()
             connection.execute(
                 attempts.insert().values(
@@ -197,6 +203,7 @@ class Ledger:
                 ),
                 keyed,
             )  # fmt: skip
+            return taken
 
     def finish(self, run: int, outcomes: Sequence[Outcome]) -> None:
         """Commit how works ended, all of them or none. Raises LedgerError when one of them had ended before."""

@@ -54,7 +54,6 @@ class Instructions:
 
     def __init__(self, text: str, task: str) -> None:
         self._task = task
-        self.plain = text.strip()
         environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, autoescape=False, keep_trailing_newline=True)
         try:
             self._template = environment.from_string(text)
@@ -65,9 +64,18 @@ class Instructions:
             raise ConfigError(f"the instructions of task {task!r} name 'text': the document's text is put beside them by itself")
         self.fields = tuple(sorted(named - {"id"}))
         self.per_document = bool(named)
+        self.plain = "" if self.per_document else self._render_once(task)
+
+    def _render_once(self, task: str) -> str:
+        try:
+            return self._template.render().strip()
+        except Exception as error:  # noqa: BLE001  # as in fill
+            raise ConfigError(f"the instructions of task {task!r} fail as a template: {error!r}") from None
 
     def fill(self, document: Document) -> str:
         """The instructions for one document. Raises DocumentFailed when a field is missing or the template fails on it."""
+        if not self.per_document:
+            return self.plain
         values: dict[str, Any] = {name: document.fields[name] for name in self.fields if name in document.fields}
         try:
             return self._template.render(id=document.id, **values).strip()

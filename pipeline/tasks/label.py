@@ -16,7 +16,7 @@ from typing import Any
 
 from pipeline.config import LabelTask
 from pipeline.errors import ConfigError, DocumentFailed
-from pipeline.prompts import Frame, Part, fits
+from pipeline.prompts import Frame, Part, count_tokens, fits, head
 from pipeline.records import Answer, Document, Generation, Score, Step, TaskJob
 from pipeline.tasks.base import Instructions, Setting, Work, ask, checked_at_start, definition, parts_of, require_room
 
@@ -67,13 +67,14 @@ class Label:
             return [Part(0, len(document.text), ids)], 0
         if self._config.long_documents == "aggregate":
             return parts_of(self._setting, self._config, document.text, room), 0
-        tokens, offsets = self._setting.tokenizer.encode_with_offsets(document.text)
+        tokens = count_tokens(self._setting.tokenizer, document.text)
         if self._config.long_documents == "fail":
             raise DocumentFailed(
                 "too_long",
-                f"the document has {len(tokens):,} tokens, {room:,} fit; set long_documents to aggregate, or raise context_tokens",
+                f"the document has {tokens:,} tokens, {room:,} fit; set long_documents to aggregate, or raise context_tokens",
             )
-        return [Part(0, offsets[room - 1][1], tuple(tokens[:room]))], len(tokens) - room
+        part = head(self._setting.tokenizer, document.text, room)
+        return [part], max(1, tokens - len(part.ids))
 
     def _probabilities(
         self, frames: Mapping[str, Frame], parts: Sequence[Part]

@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline.config import SummarizeTask
 from pipeline.errors import DocumentFailed
-from pipeline.prompts import Frame, fits
+from pipeline.prompts import Frame, count_tokens, fits, head
 from pipeline.records import Answer, Document, EncodedPrompt, Generation, Step, TaskJob
 from pipeline.tasks.base import Instructions, Setting, Work, ask, checked_at_start, definition, parts_of, require_room, strip_reasoning
 
@@ -63,14 +63,16 @@ class Summarize:
 
     def _cut(self, document: Document, frame: Frame, room: int) -> Work:
         """``fail`` and ``truncate``: what is lost is counted, or the document fails."""
-        ids = self._setting.tokenizer.encode(document.text)
+        tokens = count_tokens(self._setting.tokenizer, document.text)
         if self._config.long_documents == "fail":
             raise DocumentFailed(
                 "too_long",
-                f"the document has {len(ids):,} tokens, {room:,} fit; set long_documents to map_reduce, or raise context_tokens",
+                f"the document has {tokens:,} tokens, {room:,} fit; set long_documents to map_reduce, or raise context_tokens",
             )
-        reply = yield from self._ask_one(document, "truncated", frame.around(ids[:room], len(ids) - room), None)
-        return self._answer(reply, room, dropped=len(ids) - room)
+        part = head(self._setting.tokenizer, document.text, room)
+        dropped = max(1, tokens - len(part.ids))
+        reply = yield from self._ask_one(document, "truncated", frame.around(part.ids, dropped), (0, part.end))
+        return self._answer(reply, len(part.ids), dropped=dropped)
 
     def _map_reduce(self, document: Document, instructions: str) -> Work:
         frame = self._frame(_PART, instructions)

@@ -92,10 +92,10 @@ def test_fields_become_plain_values(value: object, field: object) -> None:
     assert type(found) is type(field)
 
 
-def test_only_the_named_fields_are_kept_and_missing_ones_are_null() -> None:
-    document = convert("a", "missing", id="i", text="t", a=1, b=object())
+def test_only_the_named_fields_are_kept_and_missing_ones_stay_missing() -> None:
+    document = convert("a", "null", "missing", id="i", text="t", a=1, null=None, b=object())
     assert isinstance(document, Document)
-    assert dict(document.fields) == {"a": 1, "missing": None}
+    assert dict(document.fields) == {"a": 1, "null": None}
     assert isinstance(convert("a", id="i", text="t", a=Unreadable("x")), Reject)
 
 

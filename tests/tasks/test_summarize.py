@@ -135,8 +135,15 @@ def test_wrong_templates_are_refused_at_the_start(drive: Callable[..., Driver], 
 
 
 def test_templates_cannot_reach_python(drive: Callable[..., Driver]) -> None:
-    driver = drive(kind="summarize", instructions="{{ ''.__class__.__mro__[1].__subclasses__() }}")
+    with pytest.raises(ConfigError, match="template"):
+        drive(kind="summarize", instructions="{{ ''.__class__.__mro__[1].__subclasses__() }}")
+    driver = drive(kind="summarize", instructions="{{ id.__class__.__mro__[1].__subclasses__() }}")
     assert driver.failure("A text.").kind in ("template", "missing_field")
+
+
+def test_a_template_that_always_fails_is_told_before_the_night(drive: Callable[..., Driver]) -> None:
+    with pytest.raises(ConfigError, match="ZeroDivisionError"):
+        drive(kind="summarize", instructions="{{ 1 / 0 }}")
 
 
 def test_the_identity_changes_with_a_word_but_not_with_the_name() -> None:
