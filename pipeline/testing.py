@@ -3,11 +3,11 @@
 ``OVERNIGHT_BACKEND=pipeline.testing:ScriptedBackend`` puts the scripted model behind any command. Its answers depend only on the
 prompt, so an interrupted run must end equal to an uninterrupted one. ``OVERNIGHT_SCRIPT`` (JSON) sets its pace and faults:
 
-    {"seconds": 0.01, "batch": 4, "faults": [{"text": "POISON", "do": "segfault"}]}
+    {"seconds": 0.01, "batch": 4, "load_seconds": 0, "faults": [{"text": "POISON", "do": "segfault"}]}
 
 A fault fires on each request whose prompt contains ``text``. ``do``: segfault, kill (SIGKILL to itself), hang, exit, eat (allocate
 until killed), oom (out_of_memory reply), raise (model_error reply), empty (ends without a token). ``times`` limits a fault to the
-first so many processes, counted in the file ``counter``.
+first so many processes, counted in the file ``counter``; ``load_fault`` fires while loading.
 """
 
 from __future__ import annotations
@@ -98,6 +98,8 @@ class ScriptedBackend:
         """See pipeline.engine.base.Backend."""
         script = json.loads(os.environ.get("OVERNIGHT_SCRIPT", "{}"))
         time.sleep(script.get("load_seconds", 0))
+        if "load_fault" in script:
+            _FAULTS[script["load_fault"]]()
         return ScriptedEngine(plan, script), {"device_map": {"": "cpu"}, "weights_bytes": 0}
 
 

@@ -82,16 +82,17 @@ class ANight:
     @property
     def environment(self) -> dict[str, str]:
         scripted = {} if self.extra.get("model", {}).get("id") else {"OVERNIGHT_BACKEND": "pipeline.testing:ScriptedBackend"}
-        return {**os.environ, **scripted, "OVERNIGHT_SCRIPT": json.dumps(self.script), "HF_HUB_OFFLINE": "1"}
+        root = str(Path(__file__).parent.parent)  # where the program is, also when it runs in another folder
+        return {**os.environ, **scripted, "PYTHONPATH": root, "OVERNIGHT_SCRIPT": json.dumps(self.script), "HF_HUB_OFFLINE": "1"}
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "pipeline.cli", *arguments]
+    def start(self, *arguments: str, cwd: Path | None = None) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.environment, start_new_session=True
-        )
+            [sys.executable, "-P", "-m", "pipeline.cli", *arguments],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.environment, start_new_session=True, cwd=cwd,
+        )  # fmt: skip
 
-    def command(self, *arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
-        process = self.start(*arguments)
+    def command(self, *arguments: str, timeout: float = 240, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        process = self.start(*arguments, cwd=cwd)
         try:
             out, err = process.communicate(timeout=timeout)
         finally:
@@ -99,8 +100,8 @@ class ANight:
                 os.killpg(process.pid, signal.SIGKILL)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
-    def run(self, *arguments: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
-        return self.command("run", str(self.config), *arguments, timeout=timeout)
+    def run(self, *arguments: str, timeout: float = 240, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        return self.command("run", str(self.config), *arguments, timeout=timeout, cwd=cwd)
 
     def run_and_kill(self, after_seconds: float, number: int = signal.SIGKILL) -> int:
         """Start the run, send it a signal, and return its exit code (0 when it was done before)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import random
 from typing import Any
 
 import pytest
@@ -150,3 +151,53 @@ def test_a_model_that_raises_in_company_is_left_to_the_static_engine(monkeypatch
     done, handed = run(model, PLAN, [Request(i, prompt, Decode(NEW_TOKENS)) for i, prompt in enumerate(asked)])
     assert handed > 0
     assert math.isclose(assert_equal_texts(texts, [generation.token_ids for generation in done]), 0, abs_tol=1)
+
+
+def test_rows_come_go_and_are_released_at_any_time() -> None:
+    """Random requests of all kinds, admitted in waves, some released under way: the others are answered as if alone."""
+    chance = random.Random(5)
+    model = tiny_model("llama (GQA)")
+    shared = prompts((40,))[0]
+    requests = [_any_request(chance, number, shared) for number in range(1, 41)]
+    static = Watched(model, PLAN, end_ids=END_IDS, pad_id=0)
+    engine = ContinuousEngine(
+        model, dataclasses.replace(PLAN, max_batch_rows=6, batch_tokens=3000), end_ids=END_IDS, static=static, window=None
+    )
+    found: dict[int, Generation] = {}
+    released: set[int] = set()
+    waiting = list(requests)
+    while waiting or not engine.idle:
+        size = chance.randrange(1, 6)
+        wave, waiting = waiting[:size], waiting[size:]
+        engine.admit(wave)
+        gone = chance.choice(requests).request_id
+        if chance.random() < 0.2 and gone not in found:
+            released.add(gone)
+            engine.release([gone])
+        found.update((generation.request_id, generation) for generation in engine.step())
+    model.set_attn_implementation("sdpa")
+    assert static.handed == 0
+    assert not engine._users
+    for request in requests:
+        if request.request_id in found:
+            _check_alone(model, request, found[request.request_id])
+    assert {request.request_id for request in requests} - released <= set(found)
+
+
+def _any_request(chance: random.Random, number: int, shared: tuple[int, ...]) -> Request:
+    prefix = shared[: chance.choice((0, 20, 40))]
+    own = tuple(chance.randrange(15, 199) for _ in range(chance.choice((1, 2, 5, 30, 99, 101, 150))))
+    ask: Decode | Score = Decode(chance.choice((1, 5, 30)))
+    if chance.random() < 0.5:
+        sequences = {(*(chance.randrange(20, 30) for _ in range(chance.randrange(1, 4))), 2) for _ in range(chance.choice((2, 5, 30)))}
+        ask = Score(tuple(sorted(sequences)))
+    return Request(number, (*prefix, *own), ask, len(prefix))
+
+
+def _check_alone(model: Any, request: Request, found: Generation) -> None:
+    if isinstance(request.ask, Decode):
+        text = reference_text(model, request.ids, END_IDS, request.ask.max_new_tokens)
+        assert assert_equal_texts([text], [found.token_ids]) <= 1
+    else:
+        expected = torch.tensor(reference_scores(model, request.ids, request.ask.continuations))
+        torch.testing.assert_close(torch.tensor(found.scores), expected, atol=1e-4, rtol=0)
