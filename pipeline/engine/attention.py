@@ -24,6 +24,7 @@ from pipeline.engine.slots import SlotClass
 
 IMPLEMENTATION = "overnight_packed"
 _KeysValues = tuple[torch.Tensor, torch.Tensor]
+_PLAIN_QUERIES = 256
 _UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 
 
@@ -212,14 +213,28 @@ def _added(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def _attend_plainly(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, *, causal: bool, mask: torch.Tensor | None
 ) -> _KeysValues:
-    """The formula itself, in float32, for devices without a kernel that returns the log-sum-exp."""
+    """The formula itself, in float32, a stretch of queries at a time, for devices without a kernel that returns the log-sum-exp."""
+    outputs, lses = [], []
+    for begin in range(0, query.shape[2], _PLAIN_QUERIES):
+        some = query[:, :, begin : begin + _PLAIN_QUERIES]
+        added = mask if mask is None or mask.shape[2] == 1 else mask[:, :, begin : begin + _PLAIN_QUERIES]
+        output, lse = _attend_stretch(some, key, value, scaling, first=begin if causal else None, mask=added)
+        outputs.append(output)
+        lses.append(lse)
+    return torch.cat(outputs, dim=2), torch.cat(lses, dim=2)
+
+
+def _attend_stretch(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, *, first: int | None, mask: torch.Tensor | None
+) -> _KeysValues:
+    """``first`` is the position of the first query among the keys where each sees only keys up to its own place, else None."""
     rows, heads, queries, _ = query.shape
     groups, keys = key.shape[1], key.shape[2]
     stacked = query.reshape(rows, groups, heads // groups, queries, -1).float()
     scores = stacked @ key[:, :, None].float().transpose(-1, -2) * scaling
-    if causal:
-        hidden = torch.ones(queries, keys, dtype=torch.bool, device=query.device).triu(1 + keys - queries)
-        scores = scores.masked_fill(hidden, float("-inf"))
+    if first is not None:
+        places = torch.arange(keys, device=query.device)
+        scores = scores.masked_fill(places[None, :] > first + torch.arange(queries, device=query.device)[:, None], float("-inf"))
     if mask is not None:
         scores = scores + mask[:, :, None]
     lse = scores.logsumexp(-1)

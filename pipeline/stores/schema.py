@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -180,7 +181,10 @@ replies = Table(
 
 def connect(path: Path, *, write: bool) -> Engine:
     """An engine on the ledger file. Readers never wait for the writer, nor it for them; ``write=False`` cannot change anything."""
-    address = path.absolute().as_uri() + ("" if write else "?mode=ro")
+    mode = "" if write else "?mode=ro"
+    if not write and not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists():
+        mode += "&immutable=1"  # a backup, or another user's run: nobody writes, and no lock file can be made beside it
+    address = path.absolute().as_uri() + mode
 
     def open_file() -> sqlite3.Connection:
         return sqlite3.connect(address, uri=True, timeout=30, isolation_level=None, check_same_thread=False)
