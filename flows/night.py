@@ -15,16 +15,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
 
-from pipeline.report import build_report, render_markdown
-from pipeline.stores.ledger import Ledger
-
 from flows.turns import take_turn
 from pipeline.config import Config, load_config
 from pipeline.errors import EXIT_DONE, EXIT_SOME_FAILED, EXIT_STOPPED, AlreadyRunning, ConfigError, StoppedEarly, UsageError
 from pipeline.records import Progress
+from pipeline.report import build_report, render_markdown
 from pipeline.run_directory import LEDGER
 from pipeline.runner import RunResult, run
 from pipeline.stopping import StopSignal
+from pipeline.stores.ledger import Ledger
 
 Kind = Literal["summarize", "label"]
 Facts = dict[str, Any]
