@@ -53,7 +53,7 @@ class ANight:
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.write_source(self.rows)
-        raw = {
+        raw: dict[str, Any] = {
             "model": {"id": "scripted", "quantization": "none", "context_tokens": 600},
             "source": {"path": str(self.source)},
             "tasks": self.tasks,
