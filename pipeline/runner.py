@@ -247,6 +247,7 @@ class Night:
             del self._under_way[outcome.task, outcome.key]
             self._failed += outcome.state != "done"
         self._done += len(outcomes)
+        self._show_pace()
 
     def _characters(self) -> int:
         return sum(len(work.document.text) for work in self._under_way.values())

@@ -87,7 +87,7 @@ def test_a_missing_or_doubled_column_is_the_files_reject(tmp_path: Path) -> None
     pq.write_table(pa.Table.from_arrays([pa.array(["1"])] * 3, ["id", "text", "text"]), tmp_path / "b.parquet")
     write(tmp_path / "c.parquet", {"id": ["1"], "text": ["t"]})
     documents, rejects = read(tmp_path, ["absent"])
-    assert [dict(document.fields) for document in documents] == [{"absent": None}]
+    assert [dict(document.fields) for document in documents] == [{}]
     assert ["'text' (columns: 'id', 'body')" in rejects[0].reason, "more than one column 'text'" in rejects[1].reason] == [True, True]
 
 

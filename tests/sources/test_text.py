@@ -39,8 +39,8 @@ def test_a_name_that_is_not_utf8_still_gives_an_id(tmp_path: Path) -> None:
     document.origin.file.encode()
 
 
-def test_fields_are_null(tmp_path: Path) -> None:
-    assert dict(read(put(tmp_path / "a.txt", "x"), ["title"])[0][0].fields) == {"title": None}
+def test_fields_are_absent(tmp_path: Path) -> None:
+    assert dict(read(put(tmp_path / "a.txt", "x"), ["title"])[0][0].fields) == {}
 
 
 def test_a_text_file_has_no_group(tmp_path: Path) -> None:
