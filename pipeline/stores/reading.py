@@ -14,6 +14,7 @@ from pipeline.records import STATES, FieldValue, TaskJob, work_key
 from pipeline.stores.schema import attempts, inputs, inventories, rejects, replies, results, tasks, work
 
 _BLOCK_ROWS = 400
+_FIRST = inputs.c.occurrence == 0  # a reading that sees a repeated row has seen the first one: these are the distinct documents
 EMPTY_TEXT = "empty text: the document has nothing to read"
 
 
@@ -133,10 +134,8 @@ def status(connection: sa.Connection) -> Status:
     """Count everything. Raises LedgerError when a task's works are not those of the inputs."""
     present = presence(connection)
     here = inputs.c.inventory_id >= present
-    rows, documents = connection.execute(
-        sa.select(sa.func.count(), sa.func.count(sa.distinct(inputs.c.document_key))).where(here)
-    ).one()  # fmt: skip
-    clashes = sa.select(inputs.c.id).where(here).group_by(inputs.c.id).having(sa.func.count(sa.distinct(inputs.c.document_key)) > 1)
+    rows, documents = connection.execute(sa.select(sa.func.count(), sa.func.count().filter(_FIRST)).where(here)).one()
+    clashes = sa.select(inputs.c.id).where(here, _FIRST).group_by(inputs.c.id).having(sa.func.count() > 1)
     last = connection.execute(sa.select(inventories).order_by(inventories.c.id.desc()).limit(1)).one_or_none()
     counted = {}
     for row in _active(connection):
@@ -261,8 +260,9 @@ def _covered(connection: sa.Connection, task: int, key: str) -> int:
 
 def clashing_ids(connection: sa.Connection, limit: int) -> list[tuple[str, int]]:
     """Ids that stand for several texts, with how many; the first ``limit`` by id."""
-    texts = sa.func.count(sa.distinct(inputs.c.document_key))
-    query = sa.select(inputs.c.id, texts).where(inputs.c.inventory_id >= presence(connection)).group_by(inputs.c.id).having(texts > 1)
+    texts = sa.func.count()
+    here = (inputs.c.inventory_id >= presence(connection), _FIRST)
+    query = sa.select(inputs.c.id, texts).where(*here).group_by(inputs.c.id).having(texts > 1)
     return [(name, count) for name, count in connection.execute(query.order_by(inputs.c.id).limit(limit))]
 
 

@@ -33,14 +33,19 @@ metadata = MetaData()
 
 
 class Text(TypeDecorator[str]):
-    r"""Text that SQLite takes whatever it holds: lone surrogates (undecodable file names, JSON escapes) are written as ``\udcff``."""
+    """Text that SQLite takes whatever it holds, lone surrogates (undecodable file names, JSON escapes) included."""
 
     impl = SqlText
     cache_ok = True
 
     def process_bind_param(self, value: str | None, _: Any) -> str | None:
         """What is stored for ``value``."""
-        return value if value is None or value.isascii() else value.encode("utf-8", "backslashreplace").decode("utf-8")
+        return value if value is None else storable(value)
+
+
+def storable(text: str) -> str:
+    r"""``text`` with lone surrogates as ``\udcff``."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 meta = Table("meta", metadata, Column("name", Text, primary_key=True), Column("value", JSON, nullable=False))
@@ -78,7 +83,8 @@ inventories = Table(
     Column("rejected", Integer, nullable=False),
 )  # fmt: skip
 
-# ``occurrence``: n-th row with this key in one reading, so that a repeated row is exported in its own place.
+# ``occurrence``: n-th row with this key in one reading, so that a repeated row is exported in its own place. Rows lie in the order
+# of their entry: kept in the order of their keys, which are random, every commit would rewrite most pages of a large table.
 inputs = Table(
     "inputs", metadata,
     Column("document_key", Text, nullable=False),
@@ -94,7 +100,6 @@ inputs = Table(
     PrimaryKeyConstraint("document_key", "occurrence"),
     Index("inputs_by_id", "id"),
     Index("inputs_in_order", "ordinal"),
-    sqlite_with_rowid=False,
 )  # fmt: skip
 
 rejects = Table(
@@ -119,7 +124,6 @@ work = Table(
     Column("crashes", Integer, nullable=False, server_default="0"),
     PrimaryKeyConstraint("task_id", "key"),
     Index("work_by_state", "task_id", "state"),
-    sqlite_with_rowid=False,
 )  # fmt: skip
 
 results = Table(
