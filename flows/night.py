@@ -5,14 +5,11 @@ What a stage gives to the next is small plain data, because a display may want t
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal
 
 from flows.turns import take_turn
@@ -102,20 +99,8 @@ def watching(stop: StopSignal, *, patient: bool) -> Iterator[None]:
     terminal's Ctrl-C reaches both, then the serving process passes on a SIGTERM), and whoever serves it kills it if it lingers: it is
     ``patient`` and uses the time it has.
     """
-    if not patient or threading.current_thread() is not threading.main_thread():
-        with stop.watch_signals():
-            yield
-        return
-
-    def on_signal(number: int, _frame: FrameType | None) -> None:
-        stop.request(f"signal {signal.Signals(number).name}")
-
-    before = {number: signal.signal(number, on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with stop.watch_signals(patient=patient):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _run(settings: Config, kind: Kind, limit: int | None, observer: Callable[[Progress], None], stop: StopSignal) -> RunResult:

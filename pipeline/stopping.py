@@ -37,14 +37,17 @@ class StopSignal:
             raise StoppedEarly(self._reason)
 
     @contextmanager
-    def watch_signals(self) -> Iterator[None]:
-        """Turn the first SIGINT or SIGTERM into a request; a second ends the process at once. Outside the main thread, do nothing."""
+    def watch_signals(self, *, patient: bool = False) -> Iterator[None]:
+        """Turn the first SIGINT or SIGTERM into a request; a second ends the process at once, unless ``patient``.
+
+        Outside the main thread, do nothing.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
 
         def on_signal(number: int, _frame: FrameType | None) -> None:
-            if self._reason is not None and self._reason.startswith("signal"):
+            if not patient and self._reason is not None and self._reason.startswith("signal"):
                 os._exit(EXIT_STOPPED)
             self.request(f"signal {signal.Signals(number).name}")
 

@@ -11,12 +11,13 @@ import torch
 
 from pipeline.config import Config
 from pipeline.engine.base import Engine
-from pipeline.engine.continuous import ContinuousEngine, sliding_window, unsupported
+from pipeline.engine.continuous import ContinuousEngine
 from pipeline.engine.engine import ModelEngine
 from pipeline.engine.identity import tokenizer_identity, weights_identity
 from pipeline.engine.loading import LoadedModel, load_model
 from pipeline.engine.location import Location, locate
 from pipeline.engine.numerics import architecture, resolve_attention, resolve_dtype
+from pipeline.engine.support import sliding_window, unsupported
 from pipeline.engine.tokenizer import ChatTokenizer, load_tokenizer
 from pipeline.records import Plan
 

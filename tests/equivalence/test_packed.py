@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.engine.continuous import ContinuousEngine, sliding_window, unsupported
+from pipeline.engine.continuous import ContinuousEngine
 from pipeline.engine.engine import ModelEngine
+from pipeline.engine.support import sliding_window, unsupported
 from pipeline.records import Decode, Generation, Plan, Request, Score
 from tests.equivalence.equality import assert_equal_texts, reference_scores, reference_text
 from tests.equivalence.families import FAMILIES, QUICK, prompts, tiny_model
