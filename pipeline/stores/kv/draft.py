@@ -29,6 +29,7 @@ class Draft:
     folder: Path
     about: Manifest
     layouts: Mapping[str, Layout]
+    now: float
     _open: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -52,6 +53,7 @@ class Draft:
             self.files.sync(self._open[name])
         self.about = self.about.with_checksums(checksums)
         self.files.write(self._open[manifest.NAME], memoryview(self.about.to_bytes()), 0)
+        self.files.touch(self.folder / manifest.NAME, self.now)  # when the entry was last used
         self.files.sync(self._open[manifest.NAME])
         self.files.sync_folder(self.folder)
 

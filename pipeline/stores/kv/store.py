@@ -27,6 +27,7 @@ from pipeline.stores.kv.policy import Facts
 from pipeline.stores.kv.reading import read_entry
 from pipeline.stores.kv.sizes import StorageFormat
 from pipeline.stores.kv.speed import Speeds
+from pipeline.stores.kv.tensor_file import Layout
 from pipeline.stores.kv.values import Entry, Found, Loaded, Segment
 
 GIB = 2**30
@@ -190,7 +191,7 @@ class KvStore:
             with ExitStack() as stack:
                 with self._place.exclusive() as index:
                     base = self._base(index, plan, scope)
-                    draft = Draft(self._files, self._place.staging_folder(), plan.manifest(base, self._clock()), plan.layouts)
+                    draft = self._draft(plan.manifest(base, self._clock()), plan.layouts)
                     stack.callback(draft.discard)
                     self._reserve(draft, keep=base.manifest.entry_id if base else None)
                 draft.write(plan.contents())
@@ -220,6 +221,9 @@ class KvStore:
         if plan.entry.kind == "prefix" and same.manifest.kind == "document":  # shared after all: it is to stay longer
             self._promote(index, same, "prefix")
         raise Declined("already_stored", "these ids are stored already", same.manifest.entry_id)
+
+    def _draft(self, about: Manifest, layouts: Mapping[str, Layout]) -> Draft:
+        return Draft(self._files, self._place.staging_folder(), about, layouts, self._clock())
 
     def _reserve(self, draft: Draft, keep: str | None) -> None:
         about = draft.about
@@ -274,7 +278,7 @@ class KvStore:
 
     def _promote(self, index: Index, held: Held, kind: Kind) -> bool:
         about = replace(held.manifest, kind=kind, extra={} if held.manifest.kind == "checkpoint" else held.manifest.extra)
-        draft = Draft(self._files, self._place.staging_folder(), about, {})
+        draft = self._draft(about, {})
         try:
             self._reserve(draft, keep=about.entry_id)
             draft.write({})

@@ -12,7 +12,14 @@ import torch
 from pipeline.stores.kv.store import KvStore
 from pipeline.stores.kv.values import Entry, Loaded, Segment
 
-MODEL: Mapping[str, Any] = {"model": "m", "revision": "1", "quantization": "none", "dtype": "float32", "attention": "sdpa", "rope": {"theta": 1e4}}
+MODEL: Mapping[str, Any] = {
+    "model": "m",
+    "revision": "1",
+    "quantization": "none",
+    "dtype": "float32",
+    "attention": "sdpa",
+    "rope": {"theta": 1e4},
+}
 HEADS, WIDTH, LAYERS = 2, 8, 2
 GB = 10**9
 
@@ -57,10 +64,11 @@ def opened(path: Path, **options: Any) -> KvStore:
 
 def equal(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> bool:
     """Bit for bit."""
-    return first.keys() == second.keys() and all(
-        first[name].dtype == second[name].dtype and torch.equal(first[name].contiguous().view(torch.uint8), second[name].contiguous().view(torch.uint8))
-        for name in first
-    )
+    return first.keys() == second.keys() and all(_content(first[name]) == _content(second[name]) for name in first)
+
+
+def _content(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tuple(tensor.shape), tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def is_right(loaded: Loaded, ids: Sequence[int], model: Mapping[str, Any] = MODEL) -> bool:
