@@ -83,8 +83,7 @@ def prune(
         if to_bytes is not None:
             rest = [held.facts for held in eligible if held not in chosen]
             over_bytes = place.used_bytes() - sum(held.size_bytes for held in chosen) - to_bytes
-            victims = {facts.entry_id for facts in choose_victims(rest, over_bytes, now) or ()}
-            chosen += [held for held in eligible if held.manifest.entry_id in victims]
+            chosen += [index.held[facts.entry_id] for facts in choose_victims(rest, over_bytes, now) or ()]
         shown = [_listed(held) for held in chosen]
         return _inspected(place, [one for one in shown if place.remove(one.entry_id)])
 

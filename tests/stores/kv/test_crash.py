@@ -83,7 +83,7 @@ def test_a_power_cut_at_any_step_leaves_the_old_or_the_new(tmp_path: Path, chang
 WRITER = """
 import sys
 from pathlib import Path
-from tests.stores.kv.caches import ids_of, opened, put
+from tests.stores.kv.caches import MODEL, ids_of, opened, put
 with opened(Path(sys.argv[1]), quota_bytes=int(sys.argv[3])) as store:
     print("open", flush=True)
     for round in range(10_000):
@@ -91,7 +91,7 @@ with opened(Path(sys.argv[1]), quota_bytes=int(sys.argv[3])) as store:
         ids = ids_of(number, 900)
         put(store, ids[:700], "checkpoint", owner={"d": number}, with_states=True)
         put(store, ids, "checkpoint", begin=700, owner={"d": number}, with_states=True)
-        store.finish_checkpoint({**__import__("tests.stores.kv.caches", fromlist=["MODEL"]).MODEL}, {"d": number}, become="document")
+        store.finish_checkpoint(MODEL, {"d": number}, become="document")
         put(store, ids_of(number + 50, 300), seconds=1 + round % 7)
 """
 
@@ -158,18 +158,19 @@ class Killed(Files):
         sys.stdin.read()
 put(opened(Path(sys.argv[1]), files=Killed()), ids_of(1, 900))
 """
-    with opened(tmp_path, quota_bytes=600_000) as store:
-        process = subprocess.Popen(
-            [sys.executable, "-c", script, str(tmp_path)],
-            cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"writing\n"
-        assert put(store, ids_of(2, 2400)).reason == "worth_less"  # what is being written counts
-        process.kill()
-        process.communicate()
-        assert put(store, ids_of(2, 2400)).stored
-        assert used_bytes(tmp_path) <= 600_000
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    with opened(tmp_path, quota_bytes=400_000) as store:
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"writing\n"
+            assert put(store, ids_of(2, 900)).reason == "worth_less"  # what is being written counts
+        finally:
+            process.kill()
+            process.communicate()
+        assert put(store, ids_of(2, 900)).stored
+        assert used_bytes(tmp_path) <= 400_000
         assert store.counters.warnings == {"orphan": 1}
 
 

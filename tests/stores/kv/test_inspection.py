@@ -18,7 +18,7 @@ def test_a_list_says_what_is_there(tmp_path: Path) -> None:
         put(store, ids_of(1, 150), "prefix", seconds=3, owner={"task": "t"})
         now[0] += 100
         put(store, ids_of(2, 80), "checkpoint", owner={"d": 1})
-        put(store, ids_of(2, 80) + [1], "checkpoint", begin=80, owner={"d": 1})
+        put(store, [*ids_of(2, 80), 1], "checkpoint", begin=80, owner={"d": 1})
         listed = inspection.ls(tmp_path)  # while a run uses the store
     second, first = listed.entries
     assert (first.kind, first.tokens, first.seconds, first.segments, first.owner) == ("prefix", 150, 3, 1, {"task": "t"})

@@ -141,7 +141,9 @@ def test_the_free_space_floor(tmp_path: Path) -> None:
         assert store.counters.declined == {"free_space": 1}
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS])
+@pytest.mark.parametrize(
+    "number", [errno.ENOSPC, *(pytest.param(number, marks=pytest.mark.full) for number in (errno.EDQUOT, errno.EIO, errno.EROFS))]
+)
 def test_a_write_that_fails_anywhere_is_declined_and_breaks_nothing(tmp_path: Path, number: int) -> None:
     ids = ids_of(1, 200)
     steps, at = 1, 0
