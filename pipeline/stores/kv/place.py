@@ -20,6 +20,7 @@ from pipeline.stores.kv.policy import Facts, choose_victims
 
 _log = logging.getLogger(__name__)
 LAYOUT = "v1"
+HOUSEKEEPING_BYTES = 32 * 1024  # kept free of entries: a block more of the journal, the speeds, the folders of processes that come
 
 
 class Place:
@@ -44,6 +45,7 @@ class Place:
         self.counters = Counters()
         self.speeds_path = root / LAYOUT / "speeds.json"
         self._quota_bytes = quota_bytes
+        self._limit_bytes = None if quota_bytes is None else quota_bytes - HOUSEKEEPING_BYTES
         self._free_floor_bytes = free_floor_bytes
         self._here = root / LAYOUT
         self._entries = self._here / "entries"
@@ -112,7 +114,7 @@ class Place:
     def used_bytes(self) -> int:
         """On the disk, by everything under the store's folder: old, new, half written or foreign."""
         total = self.index.total_bytes + used_bytes(self._staging) + self._strays_bytes
-        for path in (self._entries, *(path for path in self._here.iterdir() if path.is_file())):
+        for path in (self.root, self._here, self._entries, *(path for path in self._here.iterdir() if path.is_file())):
             with contextlib.suppress(FileNotFoundError):
                 facts = path.stat()
                 total += max(facts.st_size, 512 * getattr(facts, "st_blocks", 0))
@@ -120,7 +122,7 @@ class Place:
 
     def make_room(self, size_bytes: int, newcomer: Facts, keep: str | None = None) -> None:
         """Evict until ``size_bytes`` may be written. With the lock held. Raises Declined when ``newcomer`` is not worth that."""
-        if self._quota_bytes is not None and size_bytes > self._quota_bytes:
+        if self._limit_bytes is not None and size_bytes > self._limit_bytes:
             raise Declined("quota", f"{size_bytes} bytes are more than the quota of {self._quota_bytes}")
         over_bytes, lacking_bytes = self._shortage(size_bytes)
         if max(over_bytes, lacking_bytes) > 0:
@@ -141,15 +143,15 @@ class Place:
 
     def _shortage(self, size_bytes: int) -> tuple[int, int]:
         """Bytes by which a write would exceed the quota, and by which it would cut into the free-space floor."""
-        over_bytes = 0 if self._quota_bytes is None else self.used_bytes() + size_bytes - self._quota_bytes
+        over_bytes = 0 if self._limit_bytes is None else self.used_bytes() + size_bytes - self._limit_bytes
         return over_bytes, self._free_floor_bytes + size_bytes - self.files.free_bytes(self._here)
 
     def enforce_quota(self, keep: str | None = None) -> None:
         """Evict whatever is over the quota (it may have been cut since the last run). With the lock held."""
-        if self._quota_bytes is None:
+        if self._limit_bytes is None:
             return
         held = [one.facts for entry_id, one in self.index.held.items() if entry_id != keep]
-        self._evict(choose_victims(held, self.used_bytes() - self._quota_bytes, self.clock()) or ())
+        self._evict(choose_victims(held, self.used_bytes() - self._limit_bytes, self.clock()) or ())
 
     def _evict(self, victims: Sequence[Facts]) -> None:
         for facts in victims:

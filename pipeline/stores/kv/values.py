@@ -49,7 +49,7 @@ class Segment:
 class Found:
     """An entry that can serve the first ``tokens`` ids that were asked for, or slightly more; nothing has been read yet.
 
-    ``bytes_to_read`` and ``entry_seconds * tokens / entry_tokens`` are for deciding whether to load.
+    ``bytes_to_read`` and ``tokens`` are for ``speed.worth_loading``.
     """
 
     entry_id: str
@@ -60,6 +60,11 @@ class Found:
     kind: Kind
     owner: Mapping[str, Any]
     ids: bytes | None  # what was asked for, int32; None: the entry as it is
+
+    @property
+    def compute_seconds(self) -> float:
+        """What computing these tokens took, as their share of the entry's tokens."""
+        return self.entry_seconds * self.tokens / self.entry_tokens
 
 
 @dataclass(frozen=True)

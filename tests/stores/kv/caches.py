@@ -26,14 +26,11 @@ GB = 10**9
 
 def numbers(ids: Sequence[int], salt: str, width: int = WIDTH, model: Mapping[str, Any] = MODEL) -> torch.Tensor:
     """(HEADS, len(ids), width), each column a function of the ids up to it, as of a real model."""
-    chain, columns = hashlib.blake2b(f"{salt}{sorted(model.items())}".encode()), []
-    for number in ids:
-        chain.update(int(number).to_bytes(8, "little"))
-        seed = int.from_bytes(chain.digest()[:4], "little")
-        columns.append((torch.arange(HEADS * width, dtype=torch.int64) * 2654435761 + seed) % 10007)
-    if not columns:
-        return torch.empty(HEADS, 0, width)
-    return (torch.stack(columns).to(torch.float32) / 10007 - 0.5).reshape(len(ids), HEADS, width).transpose(0, 1).contiguous()
+    seed = int.from_bytes(hashlib.blake2b(f"{salt}{sorted(model.items())}".encode(), digest_size=4).digest(), "little")
+    places = torch.arange(1, len(ids) + 1) * 2654435761 + seed
+    seen = torch.cumsum((torch.tensor(ids, dtype=torch.int64) + 1) * (places | 1), 0)  # wraps around
+    columns = (seen[:, None] * (2 * torch.arange(HEADS * width) + 1) + seed) % 10007
+    return (columns.to(torch.float32) / 10007 - 0.5).reshape(len(ids), HEADS, width).transpose(0, 1).contiguous()
 
 
 def ranges(ids: Sequence[int], begin: int = 0, model: Mapping[str, Any] = MODEL, layers: int = LAYERS) -> dict[str, torch.Tensor]:

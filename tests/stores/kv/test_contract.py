@@ -95,6 +95,8 @@ def test_the_longest_beginning_wins(store: Any) -> None:
     put(store, [*ids[:200], *ids_of(2, 300)])
     assert loaded(store, ids).tokens == 320
     assert loaded(store, ids[:250]).tokens == 250
+    assert store.lookup(ids[:320], MODEL).compute_seconds == pytest.approx(1)
+    assert store.lookup(ids[:160], MODEL).compute_seconds < 1
     assert loaded(store, ids[:100]).tokens == 100
 
 
@@ -138,7 +140,7 @@ def test_another_fingerprint_is_another_store(store: Any, change: dict[str, Any]
 
 def test_the_order_of_a_fingerprints_keys_means_nothing(store: Any) -> None:
     put(store, ids_of(1, 100))
-    assert store.lookup(ids_of(1, 100), dict(reversed(MODEL.items()))) is not None
+    assert store.lookup(ids_of(1, 100), {name: MODEL[name] for name in sorted(MODEL, reverse=True)}) is not None
 
 
 def test_what_is_stored_is_not_stored_again(store: Any) -> None:

@@ -51,7 +51,8 @@ def held(folder: Path) -> set[tuple[str, int]]:
 
 @pytest.mark.parametrize("change", [_new, _grow, _replace, _promote, _drop])
 def test_a_power_cut_at_any_step_leaves_the_old_or_the_new(tmp_path: Path, change: Callable[[KvStore], Any]) -> None:
-    seen, at = [], 0
+    seen: list[int] = []
+    at = 0
     while not seen or len(seen) == at:  # until a run ends before its power cut
         at += 1
         folder = tmp_path / str(at)
@@ -129,7 +130,7 @@ def _kill_and_check(tmp_path: Path, times: int) -> None:
     entries = 0
     for _ in range(times):
         process = _start(tmp_path, 0, quota_bytes)
-        time.sleep(dice.uniform(0.02, 0.6))
+        time.sleep(dice.uniform(0.1, 0.7))
         process.send_signal(signal.SIGKILL)
         process.communicate()
         assert used_bytes(tmp_path) <= quota_bytes
@@ -138,7 +139,7 @@ def _kill_and_check(tmp_path: Path, times: int) -> None:
 
 
 def test_killed_while_it_writes(tmp_path: Path) -> None:
-    _kill_and_check(tmp_path, 2)
+    _kill_and_check(tmp_path, 1)
 
 
 @pytest.mark.full
@@ -174,14 +175,16 @@ put(opened(Path(sys.argv[1]), files=Killed()), ids_of(1, 900))
         assert store.counters.warnings == {"orphan": 1}
 
 
-def _together(tmp_path: Path, seconds: float) -> None:
+def _together(tmp_path: Path, writers: int, seconds: float) -> None:
     quota_bytes = 3_000_000
-    processes = [_start(tmp_path, number, quota_bytes) for number in (1, 2)]
+    processes = [_start(tmp_path, number, quota_bytes) for number in range(1, writers + 1)]
     try:
         right, ends = 0, time.monotonic() + seconds
         with opened(tmp_path, quota_bytes=quota_bytes) as store:
             while time.monotonic() < ends:
-                assert used_bytes(tmp_path) <= quota_bytes
+                with store._place.exclusive():  # a walk beside renames would count what it meets in both places twice
+                    assert used_bytes(tmp_path) <= quota_bytes
+                put(store, ids_of(random.randrange(100), 300), seconds=random.uniform(1, 9))
                 for number in (100, 101, 200, 201, 150, 250):
                     ids = ids_of(number, 900)
                     found = store.lookup(ids, MODEL)
@@ -198,13 +201,13 @@ def _together(tmp_path: Path, seconds: float) -> None:
     assert _check(tmp_path, quota_bytes) > 0
 
 
-def test_two_processes_write_and_a_third_reads(tmp_path: Path) -> None:
-    _together(tmp_path, 1.5)
+def test_two_processes_on_one_store(tmp_path: Path) -> None:
+    _together(tmp_path, 1, 1.0)
 
 
 @pytest.mark.full
-def test_two_processes_for_longer(tmp_path: Path) -> None:
-    _together(tmp_path, 20)
+def test_three_processes_for_longer(tmp_path: Path) -> None:
+    _together(tmp_path, 2, 20)
 
 
 def test_a_lock_that_stays_taken_costs_a_miss_and_a_warning(tmp_path: Path) -> None:

@@ -55,11 +55,13 @@ def test_prune_by_age_kind_and_size(tmp_path: Path) -> None:
             put(store, ids_of(number, 150), seconds=number)
         assert [one.kind for one in inspection.prune(tmp_path, unused_seconds=900, kinds=["document"], now=now[0]).entries] == ["document"]
         assert store.lookup(ids_of(1, 150), MODEL) is None
-        pruned = inspection.prune(tmp_path, to_bytes=150_000, now=now[0])
-        assert pruned.used_bytes <= 150_000
+        listed = inspection.ls(tmp_path)
+        limit = listed.used_bytes - 5 * listed.entries[0].size_bytes // 2
+        pruned = inspection.prune(tmp_path, to_bytes=limit, now=now[0])
+        assert pruned.used_bytes <= limit
         assert [one.seconds for one in pruned.entries] == [2, 3, 4]
         assert store.find_checkpoint(MODEL, {"d": 1}) is not None
-        assert not inspection.prune(tmp_path, to_bytes=150_000, now=now[0]).entries
+        assert not inspection.prune(tmp_path, to_bytes=limit, now=now[0]).entries
         assert len(inspection.prune(tmp_path).entries) == 2
         assert not inspection.ls(tmp_path).entries
 

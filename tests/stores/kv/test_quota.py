@@ -5,17 +5,28 @@ from __future__ import annotations
 import errno
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pipeline.errors import UsageError
 from pipeline.stores.kv.files import used_bytes
+from pipeline.stores.kv.place import HOUSEKEEPING_BYTES
 from pipeline.stores.kv.policy import ABANDONED_SECONDS, HALF_LIFE_SECONDS, Facts, choose_victims
 from tests.stores.kv.caches import MODEL, ids_of, is_right, opened, put
 from tests.stores.kv.disks import FailingFiles, FewFreeBytes, full_disk
 
-ONE = 49_152  # what an entry of 150 tokens takes in 4 KB blocks, its folder included
+
+@pytest.fixture
+def room(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], int]:
+    """The quota that just holds so many entries of 150 tokens on this file system."""
+    folder = tmp_path_factory.mktemp("room")
+    with opened(folder) as store:
+        empty = used_bytes(folder)
+        put(store, ids_of(0, 150))
+        one = used_bytes(folder) - empty + 64
+    return lambda count: empty + count * one + one // 2 + HOUSEKEEPING_BYTES
 
 
 def facts(name: str, kind: str = "document", size: int = 100, seconds: float = 1.0, used: float = 0.0) -> Facts:
@@ -66,21 +77,21 @@ def test_a_smaller_quota_takes_checkpoints_last() -> None:
     assert names(choose_victims(held, 0, 0)) == []
 
 
-def test_a_full_store_keeps_what_it_has_and_takes_what_is_dearer(tmp_path: Path) -> None:
-    with opened(tmp_path, quota_bytes=4 * ONE) as store:
+def test_a_full_store_keeps_what_it_has_and_takes_what_is_dearer(tmp_path: Path, room: Callable[[int], int]) -> None:
+    with opened(tmp_path, quota_bytes=room(3)) as store:
         receipts = [put(store, ids_of(number, 150)) for number in range(6)]
         assert [receipt.reason for receipt in receipts] == [None, None, None, "worth_less", "worth_less", "worth_less"]
-        assert used_bytes(tmp_path) <= 4 * ONE
+        assert used_bytes(tmp_path) <= room(3)
         assert store.lookup(ids_of(0, 150), MODEL) is not None
         assert put(store, ids_of(9, 150), seconds=5).stored
         assert store.counters.evicted == 1
-        assert used_bytes(tmp_path) <= 4 * ONE
+        assert used_bytes(tmp_path) <= room(3)
         assert put(store, ids_of(10, 4000), seconds=1e9).reason == "quota"
         assert sum(store.lookup(ids_of(number, 150), MODEL) is not None for number in (0, 1, 2, 9)) == 3
 
 
-def test_prefixes_and_checkpoints_outlive_documents(tmp_path: Path) -> None:
-    with opened(tmp_path, quota_bytes=4 * ONE) as store:
+def test_prefixes_and_checkpoints_outlive_documents(tmp_path: Path, room: Callable[[int], int]) -> None:
+    with opened(tmp_path, quota_bytes=room(3)) as store:
         put(store, ids_of(0, 150), "prefix", seconds=0.01)
         put(store, ids_of(1, 150), "checkpoint", seconds=0.01, owner={"d": 1})
         for number in range(2, 10):
@@ -91,9 +102,9 @@ def test_prefixes_and_checkpoints_outlive_documents(tmp_path: Path) -> None:
         assert store.counters.evicted == 7
 
 
-def test_used_entries_stay_longer(tmp_path: Path) -> None:
+def test_used_entries_stay_longer(tmp_path: Path, room: Callable[[int], int]) -> None:
     now = [1e9]
-    with opened(tmp_path, quota_bytes=4 * ONE, clock=lambda: now[0]) as store:
+    with opened(tmp_path, quota_bytes=room(3), clock=lambda: now[0]) as store:
         for number in range(3):
             put(store, ids_of(number, 150))
         now[0] += 14 * 86_400
@@ -123,12 +134,12 @@ def test_a_quota_cut_in_half_between_runs_is_kept_at_once(tmp_path: Path) -> Non
         assert is_right(loaded, ids_of(7, 150))
 
 
-def test_files_that_are_not_ours_count(tmp_path: Path) -> None:
+def test_files_that_are_not_ours_count(tmp_path: Path, room: Callable[[int], int]) -> None:
     (tmp_path / "v0").mkdir()
-    (tmp_path / "v0" / "old").write_bytes(bytes(3 * ONE))
-    with opened(tmp_path, quota_bytes=5 * ONE) as store:
+    (tmp_path / "v0" / "old").write_bytes(bytes(room(3) - room(0)))
+    with opened(tmp_path, quota_bytes=room(4)) as store:
         assert [put(store, ids_of(number, 150)).stored for number in range(3)] == [True, False, False]
-        assert used_bytes(tmp_path) <= 5 * ONE
+        assert used_bytes(tmp_path) <= room(4)
 
 
 def test_the_free_space_floor(tmp_path: Path) -> None:
