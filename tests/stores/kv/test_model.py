@@ -179,5 +179,5 @@ TestStoreMachine = StoreMachine.TestCase
 def test_long_lives() -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
-    thorough = settings(max_examples=80, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))
+    thorough = settings(max_examples=40, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(StoreMachine, settings=thorough)
