@@ -28,7 +28,32 @@ from pipeline.stores.schema import FORMAT, attempts, connect, meta, metadata, re
 from pipeline.wire import pack_generation, unpack_generation
 
 WorkId = tuple[str, str]
+"""(task name, work key)."""
+Answered = tuple[WorkId, Step, Generation]
+"""A reply inside a work: whose, to which question, what."""
 _KEYS_AT_ONCE = 500
+
+# What every batch of documents costs: built once, run with many rows at a time. Building them for each document took longer than
+# SQLite itself.
+_MINE = (work.c.task_id == sa.bindparam("of_task"), work.c.key == sa.bindparam("of_key"))
+_WHICH = sa.select(work.c.key).where(
+    work.c.task_id == sa.bindparam("of_task"),
+    work.c.key.in_(sa.bindparam("keys", expanding=True)),
+    work.c.state.in_(sa.bindparam("states", expanding=True)),
+)
+_BEGIN = work.update().where(*_MINE).values(state="running", attempts=work.c.attempts + 1)
+_END = work.update().where(*_MINE).values(state=sa.bindparam("now_state"))
+_OPEN_ATTEMPT = attempts.insert().values(
+    task_id=sa.bindparam("of_task"), key=sa.bindparam("of_key"), run_id=sa.bindparam("run"), started_at=sa.bindparam("now"),
+    number=sa.select(work.c.attempts).where(*_MINE).scalar_subquery(),
+)  # fmt: skip
+_CLOSE_ATTEMPT = (
+    attempts.update()
+    .where(attempts.c.task_id == sa.bindparam("of_task"), attempts.c.key == sa.bindparam("of_key"), attempts.c.outcome.is_(None))
+    .values(outcome=sa.bindparam("how"), detail=sa.bindparam("why"), ended_at=sa.bindparam("now"))
+)
+_KEEP_RESULT = insert(results).prefix_with("OR REPLACE")
+_KEEP_REPLY = insert(replies).prefix_with("OR REPLACE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,33 +215,48 @@ class Ledger:
             return []
         now = time.time()
         with self._writing() as connection:
-            mine = (work.c.task_id == sa.bindparam("task"), work.c.key == sa.bindparam("work"))
-            begin = work.update().where(*mine, work.c.state == "pending").values(state="running", attempts=work.c.attempts + 1)
-            taken = [(task, key) for task, key in works if connection.execute(begin, {"task": self._task_ids[task], "work": key}).rowcount]
-            keyed = [{"task": self._task_ids[task], "work": key} for task, key in taken]
-            if not keyed:
-                return []
-            number = sa.select(work.c.attempts).where(*mine).scalar_subquery()
-            connection.execute(
-                attempts.insert().values(
-                    task_id=sa.bindparam("task"), key=sa.bindparam("work"), run_id=run, number=number, started_at=now
-                ),
-                keyed,
-            )  # fmt: skip
+            pending = self._in_state(connection, works, ("pending",))
+            taken = [one for one in dict.fromkeys(works) if one in pending]
+            keyed = [{"of_task": self._task_ids[task], "of_key": key} for task, key in taken]
+            if keyed:
+                connection.execute(_BEGIN, keyed)
+                connection.execute(_OPEN_ATTEMPT, [{**row, "run": run, "now": now} for row in keyed])
             return taken
 
-    def finish(self, run: int, outcomes: Sequence[Outcome]) -> None:
-        """Commit how works ended, all of them or none. Raises LedgerError when one of them had ended before."""
+    def finish(self, run: int, outcomes: Sequence[Outcome], answered: Sequence[Answered] = ()) -> None:
+        """Commit how works ended and the replies ``answered`` (see ``record_replies``), all of it or nothing.
+
+        Raises LedgerError when a work had ended before.
+        """
+        if not (outcomes or answered):
+            return
         now = time.time()
+        works = [(outcome.task, outcome.key) for outcome in outcomes]
         with self._writing() as connection:
-            for outcome in outcomes:
-                task = self._task_ids[outcome.task]
-                mine = (work.c.task_id == task, work.c.key == outcome.key)
-                unfinished = work.c.state.in_(("pending", "running"))
-                if connection.execute(work.update().where(*mine, unfinished).values(state=outcome.state)).rowcount != 1:
-                    raise LedgerError(f"task {outcome.task!r} has already finished {outcome.key}, or never knew it")
-                connection.execute(insert(results).prefix_with("OR REPLACE").values(_result(outcome, task, run, now)))
-                self._close_attempts(connection, [(task, outcome.key)], outcome.state, now)
+            unfinished = self._in_state(connection, works, ("pending", "running"))
+            for task, key in works:
+                if (task, key) not in unfinished:
+                    raise LedgerError(f"task {task!r} has already finished {key}, or never knew it")
+                unfinished.remove((task, key))
+            if answered:
+                connection.execute(_KEEP_REPLY, [self._reply(*one) for one in answered])
+            if outcomes:
+                rows = [(self._task_ids[outcome.task], outcome) for outcome in outcomes]
+                connection.execute(_END, [{"of_task": task, "of_key": outcome.key, "now_state": outcome.state} for task, outcome in rows])
+                connection.execute(_KEEP_RESULT, [_result(outcome, task, run, now) for task, outcome in rows])
+                self._close_attempts(connection, [(task, outcome.key, outcome.state) for task, outcome in rows], now)
+
+    def _in_state(self, connection: sa.Connection, works: Sequence[WorkId], states: Sequence[str]) -> set[WorkId]:
+        """Those of ``works`` that are in one of ``states``."""
+        keys: dict[str, list[str]] = {}
+        for task, key in works:
+            keys.setdefault(task, []).append(key)
+        found: set[WorkId] = set()
+        for task, mine in keys.items():
+            for begin in range(0, len(mine), _KEYS_AT_ONCE):
+                given = {"of_task": self._task_ids[task], "keys": mine[begin : begin + _KEYS_AT_ONCE], "states": list(states)}
+                found.update((task, key) for key in connection.execute(_WHICH, given).scalars())
+        return found
 
     def drop(self, run: int, works: Sequence[WorkId], outcome: str, detail: str) -> None:  # noqa: ARG002  # as its siblings
         """Close attempts that gave no result; their works are pending again. Only ``crashed`` counts against a document."""
@@ -226,14 +266,15 @@ class Ledger:
                 more = {"crashes": work.c.crashes + 1} if outcome == "crashed" else {}
                 mine = (work.c.task_id == task, work.c.key == key, work.c.state == "running")
                 connection.execute(work.update().where(*mine).values(state="pending", **more))
-            self._close_attempts(connection, keyed, outcome, time.time(), detail)
+            self._close_attempts(connection, [(task, key, outcome) for task, key in keyed], time.time(), detail)
 
+    @staticmethod
     def _close_attempts(
-        self, connection: sa.Connection, works: Sequence[tuple[int, str]], outcome: str, now: float, detail: str | None = None
-    ) -> None:
-        for task, key in works:
-            mine = (attempts.c.task_id == task, attempts.c.key == key, attempts.c.outcome.is_(None))
-            connection.execute(attempts.update().where(*mine).values(outcome=outcome, detail=detail, ended_at=now))
+        connection: sa.Connection, ended: Sequence[tuple[int, str, str]], now: float, detail: str | None = None
+    ) -> None:  # fmt: skip
+        rows = [{"of_task": task, "of_key": key, "how": outcome, "why": detail, "now": now} for task, key, outcome in ended]
+        if rows:
+            connection.execute(_CLOSE_ATTEMPT, rows)
 
     def retry(self, names: Collection[str] | None = None, states: Collection[str] = ("failed", "quarantined")) -> int:
         """Set failed and quarantined works of the active tasks back to pending; returns how many. Their history stays."""
@@ -247,20 +288,16 @@ class Ledger:
 
     # ── replies inside documents ───────────────────────────────────────────────────────────────────────────────────
 
-    def record_replies(self, answered: Sequence[tuple[WorkId, Step, Generation]]) -> None:
+    def record_replies(self, answered: Sequence[Answered]) -> None:
         """Keep replies of documents that are not finished by them."""
-        if not answered:
-            return
-        rows = [
-            {
-                "task_id": self._task_ids[task], "key": key, "step_key": step.key, "name": step.name,
-                "span_start": step.span[0] if step.span else None, "span_end": step.span[1] if step.span else None,
-                "generation": pack_generation(generation),
-            }
-            for (task, key), step, generation in answered
-        ]  # fmt: skip
-        with self._writing() as connection:
-            connection.execute(insert(replies).prefix_with("OR REPLACE"), rows)
+        self.finish(0, (), answered)
+
+    def _reply(self, of: WorkId, step: Step, generation: Generation) -> dict[str, Any]:
+        return {
+            "task_id": self._task_ids[of[0]], "key": of[1], "step_key": step.key, "name": step.name,
+            "span_start": step.span[0] if step.span else None, "span_end": step.span[1] if step.span else None,
+            "generation": pack_generation(generation),
+        }  # fmt: skip
 
     def replies(self, task: str, key: str) -> dict[str, Generation]:
         """Replies recorded for a work, by step key."""
