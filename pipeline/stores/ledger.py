@@ -192,6 +192,11 @@ class Ledger:
                 found.update((row.key, PendingWork(row.key, row.attempts, row.crashes)) for row in connection.execute(query))
         return {key: found[key] for key in keys if key in found}
 
+    def expects_work(self) -> bool:
+        """Whether the source was never read to its end, or its latest reading has left works undone: a guess before it is read again."""
+        with self._reading() as connection:
+            return reading.expects_work(connection)
+
     def pending_size(self, task: str) -> tuple[int, int]:
         """(works, characters) of a task that the latest reading of the source saw and that are pending."""
         with self._reading() as connection:

@@ -125,6 +125,18 @@ def states_seen(connection: sa.Connection, task: int) -> dict[str, int]:
     return counted
 
 
+def expects_work(connection: sa.Connection) -> bool:
+    """Whether the latest inventory is not complete, or has seen works that are not finished."""
+    last = connection.execute(sa.select(inventories.c.id, inventories.c.complete).order_by(inventories.c.id.desc()).limit(1)).one_or_none()
+    if last is None or not last.complete:
+        return True
+    tasks_now = sa.select(tasks.c.id).where(tasks.c.active == 1)
+    undone = sa.select(work.c.key).where(
+        work.c.task_id.in_(tasks_now), work.c.state.in_(("pending", "running")), work.c.inventory_id == last.id
+    )  # fmt: skip
+    return connection.execute(undone.limit(1)).first() is not None
+
+
 def active_tasks(connection: sa.Connection) -> list[TaskRow]:
     """Active tasks, in the order in which their names came: a fork stays in its place."""
     return [TaskRow(TaskJob(row.name, row.kind, row.identity, tuple(row.fields)), row.version) for row in _active(connection)]
