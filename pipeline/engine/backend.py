@@ -11,13 +11,12 @@ import torch
 
 from pipeline.config import Config
 from pipeline.engine.base import Engine
-from pipeline.engine.continuous import ContinuousEngine
-from pipeline.engine.engine import ModelEngine
+from pipeline.engine.choice import chosen_decoder
+from pipeline.engine.decoders import open_decoder
 from pipeline.engine.identity import tokenizer_identity, weights_identity
-from pipeline.engine.loading import LoadedModel, load_model
+from pipeline.engine.loading import load_model
 from pipeline.engine.location import Location, locate
 from pipeline.engine.numerics import architecture, resolve_attention, resolve_dtype
-from pipeline.engine.support import sliding_window, unsupported
 from pipeline.engine.tokenizer import ChatTokenizer, load_tokenizer
 from pipeline.records import Plan
 
@@ -62,22 +61,11 @@ class TransformersBackend:
         return described
 
     def open_engine(self, plan: Plan, offload_folder: Path, say: Callable[[str], None]) -> tuple[Engine, Mapping[str, Any]]:
-        """Load the weights; the continuous engine where the family passes its check, else the static one, with the reason."""
+        """Load the weights; the decoder asked for where it is for this model, else static batches, with the reason."""
         if plan.threads is not None:
             torch.set_num_threads(plan.threads)
         loaded = load_model(self._config.model, plan.dtype, offload_folder, say, self._location)
-        engine, kind = _engine(loaded, plan, self._tokenizer)
+        tokenizer = self._tokenizer
+        name = chosen_decoder(self._config.engine)
+        engine, kind = open_decoder(name, loaded, plan, end_ids=tokenizer.end_ids, pad_id=tokenizer.pad_id)
         return engine, {**loaded.facts, "engine": kind}
-
-
-def _engine(loaded: LoadedModel, plan: Plan, tokenizer: ChatTokenizer) -> tuple[Engine, str]:
-    static = ModelEngine(loaded.model, plan, end_ids=tokenizer.end_ids, pad_id=tokenizer.pad_id)
-    if plan.placement != "device":
-        return static, f"static batches (the KV cache is {plan.placement})"
-    reason = unsupported(loaded.model, plan)
-    if reason is not None:
-        return static, f"static batches; continuous batching and prefix reuse are off for this model: {reason}"
-    engine = ContinuousEngine(
-        loaded.model, plan, end_ids=tokenizer.end_ids, static=static, window=sliding_window(loaded.model.config)
-    )  # fmt: skip
-    return engine, "continuous batching over packed passes"
