@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pipeline.stores.reading import TaskRow, answer_probability
@@ -13,6 +13,8 @@ from pipeline.stores.reading import TaskRow, answer_probability
 _SHOWN_FAILURES = 20
 _SLOWEST = 10
 _LONGEST = 20
+_SLOW = ("id", "seconds", "tokens_in", "tokens_out", "parts")
+_LONG = ("id", "parts", "characters", "covered")
 _KINDS_OF_REASONS = 200
 _OTHER = "(other reasons)"
 _PARTICULARS = re.compile(r"'[^']*'|\"[^\"]*\"|\d[\d,.]*")
@@ -36,17 +38,21 @@ class Reasons:
 
 
 class _Top:
-    """The ``size`` rows with the largest numbers among all that were added."""
+    """Some columns of the ``size`` rows with the largest numbers among all that were added; of equal ones the first."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, columns: Sequence[str]) -> None:
         self._size = size
+        self._columns = columns
         self._heap: list[tuple[float, int, dict[str, Any]]] = []
         self._added = 0
 
-    def add(self, number: float, facts: dict[str, Any]) -> None:
+    def add(self, number: float, row: Mapping[str, Any]) -> None:
+        full = len(self._heap) == self._size
+        if full and number <= self._heap[0][0]:
+            return
         self._added += 1
-        push = heapq.heappush if len(self._heap) < self._size else heapq.heappushpop
-        push(self._heap, (number, -self._added, facts))
+        push = heapq.heappushpop if full else heapq.heappush
+        push(self._heap, (number, -self._added, {name: row[name] for name in self._columns}))
 
     def listed(self) -> list[dict[str, Any]]:
         return [facts for _, _, facts in sorted(self._heap, key=lambda item: item[:2], reverse=True)]
@@ -92,8 +98,8 @@ class TaskFacts:
         self._counts: dict[str, Counter[str]] = {name: Counter() for name in ("finish_reasons", "placements", "notes")}
         self._largest_batch = 0
         self._labels = _Labels()
-        self._slowest = _Top(_SLOWEST)
-        self._longest = _Top(_LONGEST)
+        self._slowest = _Top(_SLOWEST, _SLOW)
+        self._longest = _Top(_LONGEST, _LONG)
         self._failures: list[dict[str, Any]] = []
         self._reasons = Reasons()
 
@@ -103,9 +109,7 @@ class TaskFacts:
             self._seconds += row["seconds"]
             self._largest_batch = max(self._largest_batch, row["batch_rows"])
             self._counts["placements"][row["placement"]] += 1
-            self._slowest.add(
-                row["seconds"], {"id": row["id"], **{key: row[key] for key in ("seconds", "tokens_in", "tokens_out", "parts")}}
-            )
+            self._slowest.add(row["seconds"], row)
             if row["state"] == "done":
                 self._add_answer(row)
             else:
@@ -113,7 +117,8 @@ class TaskFacts:
         return self
 
     def _add_answer(self, row: Mapping[str, Any]) -> None:
-        self._sums.update({name: row[name] for name in ("tokens_in", "tokens_out", "tokens_dropped")})
+        for name in ("tokens_in", "tokens_out", "tokens_dropped"):
+            self._sums[name] += row[name]
         self._sums["documents_cut"] += row["tokens_dropped"] > 0
         self._counts["finish_reasons"][str(row["finish_reason"])] += 1
         self._counts["notes"].update(row["notes"] or ())
@@ -122,7 +127,7 @@ class TaskFacts:
         if row["parts"] > 1:
             self._sums["long"] += 1
             self._sums["long_read_whole"] += row["covered"] >= row["characters"]
-            self._longest.add(row["parts"], {key: row[key] for key in ("id", "parts", "characters", "covered")})
+            self._longest.add(row["parts"], row)
 
     def _add_failure(self, row: Mapping[str, Any]) -> None:
         self._reasons.add(f"{row['failure_kind']}: {row['failure_message']}")

@@ -359,7 +359,7 @@ class Ledger:
         with self._reading() as connection:
             return reading.recorded_steps(connection, self._task_ids[task], key)
 
-    def results(self, task: str) -> Iterator[dict[str, Any]]:
+    def results(self, task: str) -> Iterator[Mapping[str, Any]]:
         """Results of a task's present works with state, ids and attempts, for reports."""
         with self._reading() as connection:
             yield from reading.task_results(connection, self._task_ids[task])

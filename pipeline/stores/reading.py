@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from pipeline.errors import LedgerError
 from pipeline.records import STATES, FieldValue, TaskJob, work_key
-from pipeline.stores.schema import attempts, inputs, inventories, rejects, replies, results, tasks, work
+from pipeline.stores.schema import inputs, inventories, rejects, replies, results, tasks, work
 
 _BLOCK_ROWS = 400
 _FIRST = inputs.c.occurrence == 0  # a reading that sees a repeated row has seen the first one: these are the distinct documents
@@ -238,24 +238,24 @@ def recorded_steps(connection: sa.Connection, task: int, key: str) -> list[Recor
     ]
 
 
-def task_results(connection: sa.Connection, task: int) -> Iterator[dict[str, Any]]:
-    """Results of a task's present works: every column, with ``state``, ``characters``, an ``id``, the ``attempts`` made, and how many
-    characters the steps of a document in parts ``covered``.
+def task_results(connection: sa.Connection, task: int) -> Iterator[Mapping[str, Any]]:
+    """Results of a task's present works: what reports need of every row, with ``state``, ``characters``, an ``id``, the ``attempts``
+    made, and how many characters the steps of a document in parts ``covered``. Scores and raw texts, the bulk of a row, stay away.
     """
     some_id = (
         sa.select(sa.func.min(inputs.c.id)).where(inputs.c.document_key == work.c.document_key).scalar_subquery().label("id")
     )  # fmt: skip
-    tried = (
-        sa.select(sa.func.count()).where(attempts.c.task_id == work.c.task_id, attempts.c.key == work.c.key).scalar_subquery()
-    ).label("attempts")  # fmt: skip
     joined = work.join(results, (results.c.task_id == work.c.task_id) & (results.c.key == work.c.key))
+    shown = [column for column in results.c if column.name not in ("scores", "raw")]
+    of_work = (work.c.state, work.c.characters, work.c.characters.label("covered"), work.c.document_key, work.c.attempts)
     query = (
-        sa.select(results, work.c.state, work.c.characters, work.c.document_key, some_id, tried)
+        sa.select(*shown, *of_work, some_id)
         .select_from(joined)
         .where(work.c.task_id == task, work.c.inventory_id >= presence(connection), work.c.state.notin_(("pending", "running")))
     )
+    row: Any  # a mapping by column names
     for row in connection.execution_options(yield_per=_BLOCK_ROWS).execute(query).mappings():
-        yield {**row, "covered": _covered(connection, task, row["key"]) if row["parts"] > 1 else row["characters"]}
+        yield {**row, "covered": _covered(connection, task, row["key"])} if row["parts"] > 1 else row
 
 
 def _covered(connection: sa.Connection, task: int, key: str) -> int:
