@@ -138,18 +138,25 @@ class ContinuousLibraryEngine(LibraryEngine):
 
     def _work(self) -> Sequence[Generation]:
         try:
+            return self._turn()
+        except BaseException:  # not the library's: an interrupt, or a listener that has gone
+            self._queue.update((guest.request.request_id, guest.request) for guest in self._guests.values())
+            self._guests.clear()
+            self._close()
+            raise
+
+    def _turn(self) -> Sequence[Generation]:
+        try:
             if self._session is None:
                 self._session = self._open()
             self._invite(self._session)
             answers = self._session.answers()
         except Exception as error:  # noqa: BLE001  # whatever the library raises, the static engine finds out whose it is
-            self._surrender(error.with_traceback(None))
-            return ()
-        except BaseException:
-            self._close()
-            raise
-        self._share_time()
-        finished, failure = self._take_in(answers)
+            failure: Exception | None = error.with_traceback(None)
+            finished: list[Generation] = []
+        else:
+            self._share_time()
+            finished, failure = self._take_in(answers)
         if failure is not None:
             self._surrender(failure)
         self._close_if_done()
