@@ -49,6 +49,8 @@ _WORKS_PER_ROW = 4
 # Questions of one document out at a time, for each row of a batch: while one batch is computed, the next one is there.
 _ASKED_PER_ROW = 2
 _WINDOW_CHARACTERS = 64_000_000
+# As much is tokenized before the worker is looked after again: about half a second's worth, or one document that is larger.
+_GROUP_CHARACTERS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,12 +339,16 @@ class Night:
 
 
 def _next_group(works: Iterator[Pending | None], size: int) -> tuple[list[Pending], bool]:
-    """At most ``size`` works, ending early after a block of the source, and whether that was all: reading never keeps the model waiting."""
+    """At most ``size`` works, and whether that was all. Ends early after much text, and after each block of the source: neither
+    tokenizing nor reading on and on keeps the model waiting.
+    """
     group: list[Pending] = []
+    characters = 0
     for work in works:
         if work is None:
             return group, False
         group.append(work)
-        if len(group) == size:
+        characters += len(work.document.text)
+        if len(group) == size or characters >= _GROUP_CHARACTERS:
             return group, False
     return group, True
