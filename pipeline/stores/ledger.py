@@ -36,10 +36,9 @@ _KEYS_AT_ONCE = 500
 # What every batch of documents costs: built once, run with many rows at a time. Building them for each document took longer than
 # SQLite itself.
 _MINE = (work.c.task_id == sa.bindparam("of_task"), work.c.key == sa.bindparam("of_key"))
-_WHICH = sa.select(work.c.key).where(
-    work.c.task_id == sa.bindparam("of_task"),
-    work.c.key.in_(sa.bindparam("keys", expanding=True)),
-    work.c.state.in_(sa.bindparam("states", expanding=True)),
+# States are looked at here, not in SQLite: given both, it takes the index of states, and reads all that is pending for a few keys.
+_AMONG = sa.select(work.c.key, work.c.state, work.c.attempts, work.c.crashes).where(
+    work.c.task_id == sa.bindparam("of_task"), work.c.key.in_(sa.bindparam("keys", expanding=True))
 )
 _BEGIN = work.update().where(*_MINE).values(state="running", attempts=work.c.attempts + 1)
 _END = work.update().where(*_MINE).values(state=sa.bindparam("now_state"))
@@ -183,14 +182,15 @@ class Ledger:
 
     def pending(self, task: str, keys: Sequence[str]) -> dict[str, PendingWork]:
         """Those of ``keys`` that are to be worked on now, in their order."""
-        found: dict[str, PendingWork] = {}
-        columns = sa.select(work.c.key, work.c.attempts, work.c.crashes)
         with self._reading() as connection:
-            for begin in range(0, len(keys), _KEYS_AT_ONCE):
-                some = keys[begin : begin + _KEYS_AT_ONCE]
-                query = columns.where(work.c.task_id == self._task_ids[task], work.c.key.in_(some), work.c.state == "pending")
-                found.update((row.key, PendingWork(row.key, row.attempts, row.crashes)) for row in connection.execute(query))
+            rows = self._among(connection, task, keys)
+            found = {row.key: PendingWork(row.key, row.attempts, row.crashes) for row in rows if row.state == "pending"}
         return {key: found[key] for key in keys if key in found}
+
+    def _among(self, connection: sa.Connection, task: str, keys: Sequence[str]) -> Iterator[Any]:
+        """The works of a task that have one of ``keys``."""
+        for begin in range(0, len(keys), _KEYS_AT_ONCE):
+            yield from connection.execute(_AMONG, {"of_task": self._task_ids[task], "keys": keys[begin : begin + _KEYS_AT_ONCE]})
 
     def expects_work(self) -> bool:
         """Whether the source was never read to its end, or its latest reading has left works undone: a guess before it is read again."""
@@ -256,12 +256,7 @@ class Ledger:
         keys: dict[str, list[str]] = {}
         for task, key in works:
             keys.setdefault(task, []).append(key)
-        found: set[WorkId] = set()
-        for task, mine in keys.items():
-            for begin in range(0, len(mine), _KEYS_AT_ONCE):
-                given = {"of_task": self._task_ids[task], "keys": mine[begin : begin + _KEYS_AT_ONCE], "states": list(states)}
-                found.update((task, key) for key in connection.execute(_WHICH, given).scalars())
-        return found
+        return {(task, row.key) for task, mine in keys.items() for row in self._among(connection, task, mine) if row.state in states}
 
     def drop(self, run: int, works: Sequence[WorkId], outcome: str, detail: str) -> None:  # noqa: ARG002  # as its siblings
         """Close attempts that gave no result; their works are pending again. Only ``crashed`` counts against a document."""
