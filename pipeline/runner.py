@@ -46,6 +46,8 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _POLL_SECONDS = 0.2
 # Works under way for each row of a batch: enough to sort by length, few enough to hold their texts in memory.
 _WORKS_PER_ROW = 4
+# Works begun together, for each row: their attempts are marked in one commit.
+_BEGUN_PER_ROW = 2
 # Questions of one document out at a time, for each row of a batch: while one batch is computed, the next one is there.
 _ASKED_PER_ROW = 2
 _WINDOW_CHARACTERS = 64_000_000
@@ -238,7 +240,7 @@ class Night:
                 worker.admit(flight.requests())
             hungry = not exhausted and flight.steps_open < plan.max_batch_rows * _WORKS_PER_ROW and self._characters() < _WINDOW_CHARACTERS
             if hungry:
-                group, exhausted = _next_group(works, plan.max_batch_rows)
+                group, exhausted = _next_group(works, plan.max_batch_rows * _BEGUN_PER_ROW)
                 self._begin(group, flight)
             self._record(flight)
             if worker is not None and len(flight):
