@@ -93,10 +93,14 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Ask for text: at most ``max_new_tokens`` tokens, greedy unless ``sampling`` is given."""
+    """Ask for text: at most ``max_new_tokens`` tokens, greedy unless ``sampling`` is given.
+
+    ``loops_end``: a text that repeats itself ends there; off only where a length is to be measured.
+    """
 
     max_new_tokens: int
     sampling: Sampling | None = None
+    loops_end: bool = field(default=True, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

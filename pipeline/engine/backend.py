@@ -12,6 +12,7 @@ import torch
 from pipeline.config import Config
 from pipeline.engine.base import Engine
 from pipeline.engine.choice import chosen_decoder
+from pipeline.engine.contest import Contest
 from pipeline.engine.decoders import open_decoder
 from pipeline.engine.identity import tokenizer_identity, weights_identity
 from pipeline.engine.loading import load_model
@@ -69,3 +70,11 @@ class TransformersBackend:
         name = chosen_decoder(self._config.engine)
         engine, kind = open_decoder(name, loaded, plan, end_ids=tokenizer.end_ids, pad_id=tokenizer.pad_id)
         return engine, {**loaded.facts, "engine": kind}
+
+    def open_contest(self, plan: Plan, offload_folder: Path, say: Callable[[str], None], *, to_the_end: bool) -> Contest:
+        """Load the weights for a comparison of decoders. ``to_the_end``: end tokens are tokens like others."""
+        if plan.threads is not None:
+            torch.set_num_threads(plan.threads)
+        loaded = load_model(self._config.model, plan.dtype, offload_folder, say, self._location)
+        end_ids = () if to_the_end else self._tokenizer.end_ids
+        return Contest(loaded, plan, end_ids=end_ids, pad_id=self._tokenizer.pad_id)
