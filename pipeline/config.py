@@ -148,7 +148,7 @@ class LabelTask(_Task):
     multi: bool = False
     long_documents: Literal["aggregate", "fail", "truncate"] = "aggregate"
     abstain_below: float | None = Field(None, ge=0, le=1, description="below this probability the answer is null")
-    score_tolerance: float = Field(0.0, ge=0, lt=0.5, description="how far a probability may be off to save work; 0 is exact")
+    score_tolerance: float = Field(0.001, ge=0, lt=0.5, description="how far a probability may be off to save work; 0 is exact")
 
     @field_validator("labels", mode="before")
     @classmethod

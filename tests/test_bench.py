@@ -14,7 +14,12 @@ from pipeline.bench import BenchOptions, bench, table
 from pipeline.config import Config, parse_config
 from pipeline.errors import UsageError
 
-_TEXTS = ["The ferry was late again and the harbour office apologised.", "Two clubs drew in the rain.", "Rates went up.", "A comet was seen."]
+_TEXTS = [
+    "The ferry was late again and the harbour office apologised.",
+    "Two clubs drew in the rain.",
+    "Rates went up.",
+    "A comet was seen.",
+]
 
 
 def _config(model: Path, tmp_path: Path, *tasks: dict[str, Any]) -> Config:
@@ -33,10 +38,12 @@ def test_texts(demo_model_folder: Path, tmp_path: Path) -> None:
     assert result.output_tokens == 6
     assert all(line.same == 1 for line in result.lines)
     ours = result.line("overnight")
-    assert ours.speedup == 1 and ours.padding_share == 0
+    assert ours.speedup == 1
+    assert ours.padding_share == 0
     assert 0 < ours.forward_share <= 1
     assert result.line("static").padding_share > 0  # prompts of different lengths in one rectangle
-    assert result.line("naive").read_tokens_per_second and result.line("naive").decode_tokens_per_second
+    assert result.line("naive").read_tokens_per_second
+    assert result.line("naive").decode_tokens_per_second
     assert result.matmul_gflops > 0
     assert any(text.startswith("naive") for text in table(result))
     json.dumps(result.to_json())
@@ -63,7 +70,20 @@ def test_command(demo_model_folder: Path, tmp_path: Path) -> None:
     config = _config(demo_model_folder, tmp_path, {"name": "short", "kind": "summarize", "max_output_tokens": 2})
     path = tmp_path / "config.yaml"
     path.write_text(json.dumps(config.model_dump(mode="json")))
-    command = [sys.executable, "-m", "pipeline.cli", "bench", str(path), "--documents", "2", "--repetitions", "1", "--only", "static", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "pipeline.cli",
+        "bench",
+        str(path),
+        "--documents",
+        "2",
+        "--repetitions",
+        "1",
+        "--only",
+        "static",
+        "--json",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     facts = json.loads(done.stdout)
     assert [line["name"] for line in facts["lines"]] == ["overnight", "static"]

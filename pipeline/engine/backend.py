@@ -11,7 +11,7 @@ import torch
 
 from pipeline.config import Config
 from pipeline.engine.base import Engine
-from pipeline.engine.choice import chosen_decoder
+from pipeline.engine.choice import Decoder, chosen_decoder, remember
 from pipeline.engine.contest import Contest
 from pipeline.engine.decoders import open_decoder
 from pipeline.engine.identity import tokenizer_identity, weights_identity
@@ -67,7 +67,7 @@ class TransformersBackend:
             torch.set_num_threads(plan.threads)
         loaded = load_model(self._config.model, plan.dtype, offload_folder, say, self._location)
         tokenizer = self._tokenizer
-        name = chosen_decoder(self._config.engine)
+        name = chosen_decoder(self._config, plan.dtype, device_name(loaded.input_device))
         engine, kind = open_decoder(name, loaded, plan, end_ids=tokenizer.end_ids, pad_id=tokenizer.pad_id)
         return engine, {**loaded.facts, "engine": kind}
 
@@ -78,3 +78,12 @@ class TransformersBackend:
         loaded = load_model(self._config.model, plan.dtype, offload_folder, say, self._location)
         end_ids = () if to_the_end else self._tokenizer.end_ids
         return Contest(loaded, plan, end_ids=end_ids, pad_id=self._tokenizer.pad_id)
+
+    def keep_decoder(self, contest: Contest, decoder: Decoder) -> None:
+        """Remember ``decoder`` as what ``engine.decoder: auto`` means for this model on this device."""
+        remember(self._config, contest.plan.dtype, device_name(contest.device), decoder)
+
+
+def device_name(device: torch.device) -> str:
+    """The card's name, or the kind of device where there is one kind."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

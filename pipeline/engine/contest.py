@@ -124,12 +124,17 @@ class Contest:
 
     def __init__(self, loaded: LoadedModel, plan: Plan, *, end_ids: Sequence[int], pad_id: int) -> None:
         self._loaded = loaded
-        self._plan = plan
+        self.plan = plan
         self._end_ids = list(end_ids)
         self._pad_id = pad_id
         self._forward = Forward(loaded.model)
         self._engines: dict[str, tuple[Engine, str]] = {}
         self.facts = loaded.facts
+
+    @property
+    def device(self) -> torch.device:
+        """Where token ids go."""
+        return self._forward.device
 
     @property
     def parameters(self) -> int:
@@ -160,7 +165,7 @@ class Contest:
     def matmul_flops(self) -> float:
         """Floating-point operations a second of a large square matrix product in the compute dtype: the machine's limit, now."""
         device = self._forward.device
-        square = torch.ones(_MATMUL_SIDE, _MATMUL_SIDE, dtype=torch_dtype(self._plan.dtype), device=device)
+        square = torch.ones(_MATMUL_SIDE, _MATMUL_SIDE, dtype=torch_dtype(self.plan.dtype), device=device)
         rates = []
         for _ in range(_MATMUL_TIMES + 1):
             synchronize()
@@ -181,7 +186,7 @@ class Contest:
     def _engine(self, name: str) -> tuple[Engine, str]:
         if name not in self._engines:
             decoder: Any = _ENGINES[name]
-            plan = replace(self._plan, max_batch_rows=min(_STATIC_ROWS, self._plan.max_batch_rows)) if name == STATIC else self._plan
+            plan = replace(self.plan, max_batch_rows=min(_STATIC_ROWS, self.plan.max_batch_rows)) if name == STATIC else self.plan
             self._engines[name] = open_decoder(decoder, self._loaded, plan, end_ids=self._end_ids, pad_id=self._pad_id)
         return self._engines[name]
 
@@ -202,7 +207,7 @@ class Contest:
 
     def _each_label(self, requests: Sequence[Request]) -> dict[int, Generation]:
         """The document is read once; then every label is scored in a pass of its own over its cache."""
-        settings = Settings(self._plan.prefill_chunk_tokens, 1, self._plan.batch_tokens, self._plan.placement, self._pad_id)
+        settings = Settings(self.plan.prefill_chunk_tokens, 1, self.plan.batch_tokens, self.plan.placement, self._pad_id)
         found = {}
         with attention_as(self._loaded.model, str(self._loaded.facts["attention"])):
             for request in requests:

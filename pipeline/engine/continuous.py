@@ -22,6 +22,7 @@ from pipeline.engine.engine import ModelEngine, free_memory, is_out_of_memory
 from pipeline.engine.generate import Output
 from pipeline.engine.packed import Feed, PackedModel, Row
 from pipeline.engine.slots import class_capacity
+from pipeline.ramp import Ramp
 from pipeline.records import Decode, Generation, Plan, Request, Score
 from pipeline.trie import ROOT, LabelTrie, Search
 
@@ -72,6 +73,7 @@ class ContinuousEngine:
         self._prefixes: OrderedDict[tuple[int, ...], Prefix] = OrderedDict()
         self._users: Counter[tuple[int, ...]] = Counter()
         self._rows, self._columns = plan.max_batch_rows, plan.batch_tokens
+        self._ramp = Ramp(plan.max_batch_rows)  # of rows that decode; those that are only read leave with their pass
         self._tries: dict[tuple[tuple[int, ...], ...], LabelTrie] = {}
 
     @property
@@ -118,7 +120,10 @@ class ContinuousEngine:
                 return ()
             if self.listener is not None:
                 self.listener.pulse()
-            self._share_time(feeds, time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            self._share_time(feeds, seconds)
+            if all(guest.output is not None and not guest.reading for guest, _ in feeds):
+                self._ramp.observe(len(feeds), seconds)
             return self._take_in(feeds, logits)
 
     # ── who takes part ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -133,6 +138,8 @@ class ContinuousEngine:
             if request is None:  # released
                 heapq.heappop(self._waiting)
                 continue
+            if isinstance(request.ask, Decode) and sum(guest.output is not None for guest in self._guests) >= self._ramp.rows:
+                break
             needed = class_capacity(row_tokens(request))
             if self._guests and columns + needed > self._columns:
                 break
@@ -299,6 +306,7 @@ class ContinuousEngine:
         error.__traceback__ = None
         if is_out_of_memory(error):  # the next passes are to be smaller
             self._rows = max(1, min(self._rows, len(guests)) // 2)
+            self._ramp.shrink(self._rows)
             self._columns = max(self._plan.context_tokens, self._columns // 2)
             free_memory()
         if not guests and self._waiting:

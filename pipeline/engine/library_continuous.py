@@ -7,6 +7,7 @@ Its own console logging is silenced: what goes wrong comes back as an answer, an
 
 from __future__ import annotations
 
+import atexit
 import logging
 import math
 import threading
@@ -42,6 +43,7 @@ class Session:
         self._end_ids = sorted(end_ids) or [-1]
         settings = GenerationConfig(do_sample=False, max_new_tokens=1)  # type: ignore[no-untyped-call]  # the library's signature has no types
         settings.eos_token_id = self._end_ids
+        self._undo = ExitStack()
         with ExitStack() as undo:
             undo.enter_context(attention_as(model, attention))
             self._manager = model.init_continuous_batching(
@@ -57,7 +59,10 @@ class Session:
                 ),
             )
             undo.callback(self._stop)
-            # A thread is a daemon if its starter is one; the library's own would keep a process alive that ends by an exception.
+            # A process that ends by an exception would wait for the library's thread for ever: a daemon is not waited for (a thread is
+            # one if its starter is), and is ended in order before the interpreter is torn down under it.
+            atexit.register(self.close)
+            undo.callback(atexit.unregister, self.close)
             starter = threading.Thread(target=self._manager.start, daemon=True)
             starter.start()
             starter.join()

@@ -80,7 +80,7 @@ def test_summarizing(corpora: Path, demo_model_folder: Path, tmp_path: Path) -> 
         documents=100, slow_documents=3, repetitions=3, to_the_end=True, contestants=("naive", "static"),
     )  # fmt: skip
     ours = result.line("overnight")
-    assert result.line("naive").same is not None and result.line("naive").same >= 0.99
+    assert (result.line("naive").same or 0) >= 0.99
     assert result.line("naive").speedup >= 4
     assert result.line("static").speedup >= 1.75
     assert ours.matmul_share >= 0.55

@@ -15,9 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pipeline.config import EngineConfig
 from pipeline.engine.base import Engine
-from pipeline.engine.choice import Decoder, chosen_decoder
 from pipeline.engine.decoders import open_decoder
 from pipeline.engine.engine import ModelEngine
 from pipeline.engine.library import LibraryEngine
@@ -367,19 +365,6 @@ def test_a_model_on_several_devices_is_not_for_continuous_batching() -> None:
     engine, kind = open_decoder("continuous", loaded(model), PLAN, end_ids=END_IDS, pad_id=0)
     assert isinstance(engine, ModelEngine)
     assert kind.endswith("is off for this model: it is spread over several devices")
-
-
-@pytest.mark.parametrize(
-    ("asked", "measured", "chosen"),
-    [
-        ("auto", None, "overnight"),
-        ("auto", "transformers", "transformers"),
-        ("overnight", "transformers", "overnight"),
-        ("continuous", None, "continuous"),
-    ],
-)
-def test_auto_is_what_was_measured(asked: Any, measured: Decoder | None, chosen: str) -> None:
-    assert chosen_decoder(EngineConfig(decoder=asked), measured) == chosen
 
 
 _UNDER_WAY = """
