@@ -24,7 +24,7 @@ from pipeline.engine.packed import Feed, PackedModel, Row
 from pipeline.engine.slots import class_capacity
 from pipeline.ramp import Ramp
 from pipeline.records import Decode, Generation, Plan, Request, Score
-from pipeline.trie import ROOT, LabelTrie, Search
+from pipeline.trie import ROOT, LabelTrie, Search, SearchWorth
 
 # A shorter prefix, or one that a single prompt has, is not worth a pass of its own.
 _LEAST_PREFIX_TOKENS = 16
@@ -75,6 +75,7 @@ class ContinuousEngine:
         self._rows, self._columns = plan.max_batch_rows, plan.batch_tokens
         self._ramp = Ramp(plan.max_batch_rows)  # of rows that decode; those that are only read leave with their pass
         self._tries: dict[tuple[tuple[int, ...], ...], LabelTrie] = {}
+        self._worth: dict[tuple[tuple[tuple[int, ...], ...], float], SearchWorth] = {}
 
     @property
     def idle(self) -> bool:
@@ -165,7 +166,7 @@ class ContinuousEngine:
             self._packed.place(guest.row, len(guest.own) + request.ask.max_new_tokens)
             return guest
         guest.trie = self._trie(request.ask)
-        rides = request.ask.tolerance <= 0 or len(guest.trie.nodes) <= _RIDING_NODES
+        rides = len(guest.trie.nodes) <= _RIDING_NODES or not self._searching_pays(request.ask)
         guest.asked = list(range(len(guest.trie.nodes))) if rides else []
         if not rides:
             guest.search = Search(guest.trie, request.ask.tolerance)
@@ -194,6 +195,15 @@ class ContinuousEngine:
         if ask.continuations not in self._tries:
             self._tries[ask.continuations] = LabelTrie(ask.continuations)
         return self._tries[ask.continuations]
+
+    def _searching_pays(self, ask: Score) -> bool:
+        return ask.tolerance > 0 and self._search_worth(ask).pays
+
+    def _search_worth(self, ask: Score) -> SearchWorth:
+        key = ask.continuations, ask.tolerance
+        if key not in self._worth:
+            self._worth[key] = SearchWorth(self._trie(ask), ask.tolerance)
+        return self._worth[key]
 
     # ── one pass ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -266,6 +276,8 @@ class ContinuousEngine:
             values = (logits[offset, tokens] - normalizers[offset]).tolist()
             predicted[node] = dict(zip(tokens, values, strict=True))
         if guest.search is None:
+            if isinstance(guest.request.ask, Score) and guest.request.ask.tolerance > 0:
+                self._search_worth(guest.request.ask).learn(predicted)
             return trie.scores({(node, token): value for node, values in predicted.items() for token, value in values.items()})
         for node in nodes:
             guest.search.learn(node, predicted[node])

@@ -311,6 +311,7 @@ def test_numbers_that_stay_broken_are_a_record(name: str) -> None:
 @library
 def test_interrupts_are_not_swallowed(name: str) -> None:
     threads = threading.active_count()  # other tests may have left a monitor of a progress bar
+
     class Interrupting(Sign):
         def pulse(self) -> None:
             raise KeyboardInterrupt
