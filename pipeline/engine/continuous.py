@@ -66,7 +66,6 @@ class ContinuousEngine:
         self._model = model
         self._packed = PackedModel(model, model.get_input_embeddings().weight.device)
         self._plain_attention = model.config._attn_implementation  # noqa: SLF001  # the setting has no public reader
-        self._attention = self._plain_attention
         self._waiting: list[tuple[int, int]] = []
         self._requests: dict[int, Request] = {}
         self._guests: list[_Guest] = []
@@ -329,6 +328,5 @@ class ContinuousEngine:
         self._static.admit([guest.request for guest in guests])
 
     def _use(self, implementation: str) -> None:
-        if self._attention != implementation:
-            self._attention = implementation
+        if self._model.config._attn_implementation != implementation:  # noqa: SLF001  # others may use the model between two steps
             self._model.set_attn_implementation(implementation)
