@@ -19,6 +19,7 @@ from pipeline.batching import row_tokens
 from pipeline.engine.attention import IMPLEMENTATION, Prefix
 from pipeline.engine.base import Listener
 from pipeline.engine.engine import ModelEngine, free_memory, is_out_of_memory
+from pipeline.engine.forward import attend_by
 from pipeline.engine.generate import Output
 from pipeline.engine.packed import Feed, PackedModel, Row
 from pipeline.engine.slots import class_capacity
@@ -105,10 +106,10 @@ class ContinuousEngine:
     def step(self) -> Sequence[Generation]:
         """One packed pass, or one batch of the static engine when that has something to do."""
         if not self._static.idle:
-            self._use(self._plain_attention)
+            attend_by(self._model, self._plain_attention)
             self._static.listener = self.listener
             return self._static.step()
-        self._use(IMPLEMENTATION)
+        attend_by(self._model, IMPLEMENTATION)  # others may use the model between two steps
         started = time.perf_counter()
         with torch.inference_mode():
             try:
@@ -326,7 +327,3 @@ class ContinuousEngine:
                 self._unshare(request)
                 self._static.admit([request])
         self._static.admit([guest.request for guest in guests])
-
-    def _use(self, implementation: str) -> None:
-        if self._model.config._attn_implementation != implementation:  # noqa: SLF001  # others may use the model between two steps
-            self._model.set_attn_implementation(implementation)

@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from pipeline.errors import LedgerError
-from pipeline.records import STATES, FieldValue, TaskJob, work_key
+from pipeline.records import STATES, FieldValue, TaskJob
 from pipeline.stores.schema import inputs, inventories, rejects, replies, results, tasks, work
 
 _BLOCK_ROWS = 400
@@ -65,7 +65,7 @@ class InputRow:
 
     def work_key(self, job: TaskJob) -> str:
         """Key of a task's work on this row."""
-        return work_key(self.document_key, {name: self.fields.get(name) for name in job.fields})
+        return job.key_of(self.document_key, self.fields)
 
 
 @dataclass(frozen=True, slots=True)
