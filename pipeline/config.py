@@ -58,15 +58,24 @@ class ModelConfig(_Section):
 class StoreConfig(_Section):
     """Caches that outlive the process."""
 
-    path: str | None = None
-    quota: ByteSize = 20 * 10**9
-    documents: Literal["auto", "always", "never"] = "auto"
+    path: str | None = Field(None, description="folder of the store, which runs may share; null: inside the run directory")
+    quota: ByteSize = Field(20 * 10**9, description="the most bytes on the disk, of all runs that use this store; 0: no store")
+    keep_free: ByteSize = Field(2**30, description="bytes that always stay free on the disk")
+    documents: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="whose caches are kept: auto, documents about which this run has further questions; always, every document, for "
+        "tasks that are added later; never",
+    )
+    format: Literal["as_computed", "fp16", "bf16", "int8", "int4"] = Field(
+        "as_computed", description="how keys and values are stored; all but as_computed are smaller and may change answers"
+    )
+    checkpoint_seconds: float = Field(10, gt=0, description="work on a long document is saved about so often; what a crash can cost")
 
 
 class KvCacheConfig(_Section):
     """Where keys and values live."""
 
-    placement: Literal["auto", "device", "offloaded", "disk"] = "auto"
+    placement: Literal["auto", "device", "offloaded", "disk", "quantized"] = "auto"
     store: StoreConfig = StoreConfig()
 
 

@@ -10,12 +10,16 @@ from typing import Any
 from pipeline.config import Config
 from pipeline.engine.base import Backend
 from pipeline.errors import ConfigError
+from pipeline.layout import choose_layout
 from pipeline.planner.hardware import probe
-from pipeline.planner.plan import choose_layout, make_plan
+from pipeline.planner.plan import make_plan
 from pipeline.planner.shape import model_shape
 from pipeline.prompts import PROMPT_FORMAT, FrameBuilder
 from pipeline.records import Plan, Sampling
 from pipeline.tasks import Setting, Task, build_task
+
+# The storage format that keeps every bit of caches in these numbers.
+_HALF = {"float32": None, "float16": "fp16", "bfloat16": "bf16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,12 @@ def resolve(config: Config, backend: Backend, kept: Mapping[str, Any]) -> dict[s
         "layout": None if config.generation.layout == "auto" else config.generation.layout,
         "date": None,
     }
-    found = {"dtype": here["dtype"], "attention": here["attention"], "layout": choose_layout(), "date": datetime.date.today().isoformat()}
+    found = {
+        "dtype": here["dtype"],
+        "attention": here["attention"],
+        "layout": choose_layout(config),
+        "date": datetime.date.today().isoformat(),
+    }
     return {name: asked[name] or kept.get(name) or found[name] for name in asked}
 
 
@@ -62,7 +71,9 @@ def prepare(config: Config, backend: Backend, resolved: Mapping[str, Any], kinds
 
 def _shared_identity(config: Config, backend: Backend, resolved: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     """The part of a task's identity that all tasks of a configuration share."""
-    return {
+    stored = config.kv_cache.store.format
+    lossy = {"kv_format": stored} if config.kv_cache.store.quota and stored not in ("as_computed", _HALF[resolved["dtype"]]) else {}
+    return lossy | {
         "model": dict(backend.identity()),
         "quantization": config.model.quantization,
         "dtype": resolved["dtype"],

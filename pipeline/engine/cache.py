@@ -32,7 +32,7 @@ from transformers.cache_utils import (
 )
 
 AnyCache = Cache
-Placement = Literal["device", "offloaded"]
+Placement = Literal["device", "offloaded", "disk", "quantized"]
 _KeysValues = tuple[torch.Tensor, torch.Tensor]
 _prefetcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-prefetch")
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from pipeline.engine.attention import IMPLEMENTATION
 from pipeline.engine.base import Engine
+from pipeline.engine.caches import Caches
 from pipeline.engine.choice import Decoder
 from pipeline.engine.continuous import ContinuousEngine
 from pipeline.engine.forward import attention_as
@@ -22,11 +24,12 @@ _LIBRARY_WORDS = {"transformers": "generate of transformers", "continuous": "con
 
 
 def open_decoder(
-    name: Decoder | Literal["static"], loaded: LoadedModel, plan: Plan, *, end_ids: Sequence[int], pad_id: int
+    name: Decoder | Literal["static"], loaded: LoadedModel, plan: Plan, *, end_ids: Sequence[int], pad_id: int, caches: Caches | None = None
 ) -> tuple[Engine, str]:
     """The engine called ``name`` and what it is, for the report. ``static``: our own batches that run to their end together.
 
     An engine that has nothing to do leaves the model to the others. Without ``end_ids`` texts end by their length or by a loop.
+    ``caches``: where persisted caches are looked for.
     """
     attention = str(loaded.facts["attention"])
     static = PlainEngine(loaded.model, plan, end_ids=end_ids, pad_id=pad_id, attention=attention)
@@ -36,16 +39,19 @@ def open_decoder(
         return static, "static batches"
     with attention_as(loaded.model, attention):
         if name == "overnight":
-            return _overnight(loaded, plan, end_ids, static)
+            return _overnight(loaded, plan, end_ids, static, caches)
         return _library(name, loaded, plan, end_ids, pad_id, static, attention)
 
 
-def _overnight(loaded: LoadedModel, plan: Plan, end_ids: Sequence[int], static: PlainEngine) -> tuple[Engine, str]:
+def _overnight(
+    loaded: LoadedModel, plan: Plan, end_ids: Sequence[int], static: PlainEngine, caches: Caches | None
+) -> tuple[Engine, str]:  # fmt: skip
     reason = unsupported(loaded.model, plan)
     if reason is not None:
         return static, f"static batches; continuous batching and prefix reuse are off for this model: {reason}"
     window = sliding_window(loaded.model.config)
-    engine = ContinuousEngine(loaded.model, plan, end_ids=end_ids, static=static, window=window)
+    reuse = caches.of(IMPLEMENTATION) if caches else None
+    engine = ContinuousEngine(loaded.model, plan, end_ids=end_ids, static=static, window=window, reuse=reuse)
     return engine, "continuous batching over packed passes"
 
 

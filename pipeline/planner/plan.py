@@ -19,14 +19,6 @@ _CPU_CHUNK_TOKENS, _GPU_CHUNK_TOKENS = 1024, 4096
 _KV_SHARE = 0.4
 
 
-def choose_layout() -> Literal["instructions_first", "document_first"]:
-    """What ``layout: auto`` means: instructions first, so that a task's prompts share their beginning.
-
-    Document first pays when several tasks read one stored cache, and waits for the store.
-    """
-    return "instructions_first"
-
-
 def make_plan(config: Config, shape: ModelShape, hardware: Hardware, resolved: Mapping[str, Any]) -> Plan:
     """Decide batch shape, KV placement and context. ``resolved`` holds dtype and layout. Raises DoesNotFit or ConfigError."""
     reasons: list[str] = []
@@ -87,10 +79,8 @@ def _context(config: Config, shape: ModelShape, reasons: list[str]) -> int:
     return context
 
 
-def _placement(config: Config, on_gpu: bool, reasons: list[str]) -> Literal["device", "offloaded"]:
+def _placement(config: Config, on_gpu: bool, reasons: list[str]) -> Literal["device", "offloaded", "disk", "quantized"]:
     asked = config.kv_cache.placement
-    if asked == "disk":
-        raise ConfigError("kv_cache.placement: disk is not available in this version; use offloaded (host RAM), or auto")
     if asked == "auto":
         reasons.append("KV cache on the device" if on_gpu else "KV cache on the device: without a GPU there is nothing to offload from")
         return "device"

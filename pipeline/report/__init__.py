@@ -21,7 +21,7 @@ from pipeline.stores.ledger import Ledger
 __all__ = ["build_report", "render_markdown", "write_report"]
 
 _SHOWN_REJECTS = 20
-_RUN_FACTS = ("plan", "loaded", "waiting", "versions", "model", "notes", "config")
+_RUN_FACTS = ("plan", "loaded", "waiting", "store", "versions", "model", "notes", "config")
 
 
 def build_report(ledger: Ledger) -> dict[str, Any]:
