@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline import cli_cache
 from pipeline.errors import EXIT_DONE, EXIT_FAULT, EXIT_STOPPED, EXIT_USAGE, OvernightError
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(cli_cache.app)
 
 ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML configuration.", show_default=False)]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run directory.", show_default=False)]

@@ -270,6 +270,12 @@ class Config(_Section):
         return value
 
 
+def store_folder(config: Config) -> Path:
+    """Where the KV store of a configuration lies."""
+    path = config.kv_cache.store.path
+    return Path(config.run.directory) / "kv" if path is None else Path(path).expanduser()
+
+
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     """Read ``path`` and apply ``overrides`` ("a.b=c", the value read as YAML). Raises ConfigError with the place of each fault."""
     try:

@@ -100,10 +100,12 @@ class Reuse:
     def save(
         self, document: Sequence[int], begin: int, end: int, seconds: float, ranges: Mapping[str, torch.Tensor],
         states: Mapping[str, torch.Tensor] | None = None,
-    ) -> None:  # fmt: skip
-        """Checkpoint: ``document`` has been read up to token ``end``; ``ranges`` are of the tokens from ``begin``, where the last one ended."""
+    ) -> bool:  # fmt: skip
+        """Checkpoint: ``document`` has been read up to token ``end``; ``ranges`` are of the tokens from ``begin``, where the last one
+        ended. False: the writer is busy, and this one is left out.
+        """
         entry = Entry(self._fingerprint, "checkpoint", tuple(document[:end]), seconds, owner=_owner(document))
-        self.shelf.writer.put(entry, Segment(begin, ranges, states or {}), copy=False)
+        return self.shelf.writer.put(entry, Segment(begin, ranges, states or {}), copy=False) is not None
 
     def finish(self, document: Sequence[int], *, keep: bool) -> None:
         """Nobody needs the checkpoint of ``document`` any more; with ``keep`` it stays as a document's cache."""
@@ -142,8 +144,9 @@ class Saving:
         self, end: int, seconds: float, ranges: Mapping[str, torch.Tensor], states: Mapping[str, torch.Tensor] | None = None
     ) -> None:  # fmt: skip
         """All tokens up to ``end``; ``ranges`` are of those that were not saved before."""
-        self._reuse.save(self._document, self.saved_tokens, end, seconds, ranges, states)
-        self.saved_tokens, self._last = end, time.monotonic()
+        if self._reuse.save(self._document, self.saved_tokens, end, seconds, ranges, states):
+            self.saved_tokens = end
+        self._last = time.monotonic()
 
 
 def _owner(document: Sequence[int]) -> dict[str, Any]:

@@ -6,10 +6,9 @@ Opening is where the configuration is read: a quota of 0 means no store, a folde
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from pipeline.config import Config, StoreConfig
+from pipeline.config import Config, StoreConfig, store_folder
 from pipeline.errors import UsageError
 from pipeline.records import Plan
 from pipeline.stores.kv.store import KvStore
@@ -89,12 +88,6 @@ class Shelf:
         facts = {**self.facts(), "used_bytes": self.store.used_bytes()}
         self.store.close()
         return facts
-
-
-def store_folder(config: Config) -> Path:
-    """Where the store of a configuration lies."""
-    path = config.kv_cache.store.path
-    return Path(config.run.directory) / "kv" if path is None else Path(path).expanduser()
 
 
 def open_shelf(config: Config, plan: Plan) -> tuple[Shelf | None, str]:
