@@ -75,7 +75,7 @@ class StoreConfig(_Section):
 class KvCacheConfig(_Section):
     """Where keys and values live."""
 
-    placement: Literal["auto", "device", "offloaded", "disk", "quantized"] = "auto"
+    placement: Literal["auto", "device", "offloaded", "disk"] = "auto"
     store: StoreConfig = StoreConfig()
 
 

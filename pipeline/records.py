@@ -215,7 +215,7 @@ class Plan:
 
     dtype: str
     quantization: str
-    placement: Literal["device", "offloaded", "disk", "quantized"]
+    placement: Literal["device", "offloaded", "disk"]
     layout: Literal["instructions_first", "document_first"]
     context_tokens: int
     max_batch_rows: int

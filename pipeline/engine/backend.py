@@ -15,6 +15,7 @@ from pipeline.engine.caches import Caches, open_caches
 from pipeline.engine.choice import Decoder, chosen_decoder, remember
 from pipeline.engine.contest import Contest
 from pipeline.engine.decoders import open_decoder
+from pipeline.engine.disk_cache import DiskLayer
 from pipeline.engine.identity import tokenizer_identity, weights_identity
 from pipeline.engine.loading import load_model
 from pipeline.engine.location import Location, locate
@@ -73,6 +74,7 @@ class TransformersBackend:
             torch.set_num_threads(plan.threads)
         loaded = load_model(self._config.model, plan.dtype, offload_folder, say, self._location)
         tokenizer = self._tokenizer
+        DiskLayer.folder = offload_folder / "kv"
         name = chosen_decoder(self._config, plan.dtype, device_name(loaded.input_device))
         self._caches, told = open_caches(self._config, plan, loaded, self._weights, say)
         engine, kind = open_decoder(name, loaded, plan, end_ids=tokenizer.end_ids, pad_id=tokenizer.pad_id, caches=self._caches)

@@ -14,12 +14,14 @@ from pipeline.engine.base import Engine
 from pipeline.engine.caches import Caches
 from pipeline.engine.choice import Decoder
 from pipeline.engine.continuous import ContinuousEngine
-from pipeline.engine.forward import attention_as
+from pipeline.engine.forward import Forward, attention_as
 from pipeline.engine.library import LibraryEngine, PlainEngine, disagreement
 from pipeline.engine.loading import LoadedModel
+from pipeline.engine.stages import Stages, not_reusable
 from pipeline.engine.support import sliding_window, spread, unsupported
 from pipeline.records import Plan
 
+_RECENT_SHARE = 8  # of a batch's tokens: documents kept in memory between two questions
 _LIBRARY_WORDS = {"transformers": "generate of transformers", "continuous": "continuous batching of transformers"}
 
 
@@ -33,6 +35,7 @@ def open_decoder(
     """
     attention = str(loaded.facts["attention"])
     static = PlainEngine(loaded.model, plan, end_ids=end_ids, pad_id=pad_id, attention=attention)
+    _prepare_stages(static, loaded, plan, caches, attention)
     if plan.placement != "device":
         return static, f"static batches (the KV cache is {plan.placement})"
     if name == "static":
@@ -41,6 +44,18 @@ def open_decoder(
         if name == "overnight":
             return _overnight(loaded, plan, end_ids, static, caches)
         return _library(name, loaded, plan, end_ids, pad_id, static, attention)
+
+
+def _prepare_stages(static: PlainEngine, loaded: LoadedModel, plan: Plan, caches: Caches | None, attention: str) -> None:
+    """Let static batches use the store, where caches of this family can be taken apart and put together again."""
+    if caches is None or plan.placement not in ("device", "offloaded"):
+        return
+    with attention_as(loaded.model, attention):
+        reason = not_reusable(loaded.model, plan.dtype)
+    if reason is not None:
+        caches.shelf.notes.append(f"Persisted caches are off for this model in static batches: {reason}")
+        return
+    static.stages = Stages(Forward(loaded.model), caches.of(attention), plan.batch_tokens // _RECENT_SHARE)
 
 
 def _overnight(

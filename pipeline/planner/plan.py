@@ -38,6 +38,8 @@ def make_plan(config: Config, shape: ModelShape, hardware: Hardware, resolved: M
     )
     rows = config.engine.batch_rows or (_GPU_ROWS if on_gpu else _CPU_ROWS)
     tokens = config.engine.batch_tokens or min(kv_room // kv_bytes, rows * context)
+    if placement == "disk":
+        tokens = max(tokens, context)  # one layer at a time is in memory
     if tokens < min(context, 512):
         raise DoesNotFit(
             f"the KV cache of one prompt of {min(context, 512)} tokens needs {min(context, 512) * kv_bytes / 2**20:.0f} MiB, "
@@ -79,7 +81,7 @@ def _context(config: Config, shape: ModelShape, reasons: list[str]) -> int:
     return context
 
 
-def _placement(config: Config, on_gpu: bool, reasons: list[str]) -> Literal["device", "offloaded", "disk", "quantized"]:
+def _placement(config: Config, on_gpu: bool, reasons: list[str]) -> Literal["device", "offloaded", "disk"]:
     asked = config.kv_cache.placement
     if asked == "auto":
         reasons.append("KV cache on the device" if on_gpu else "KV cache on the device: without a GPU there is nothing to offload from")

@@ -20,7 +20,12 @@ COUNT = int(os.environ.get("OVERNIGHT_BENCH_DOCUMENTS", "40"))
 CHARACTERS = 9_000  # of these texts, about 2,000 tokens
 ROOT = Path(__file__).parents[2]
 FIRST: dict[str, Any] = {"name": "topic", "kind": "label", "labels": ["world", "sports", "business", "science"]}
-SECOND: dict[str, Any] = {"name": "tone", "kind": "label", "instructions": "Is the text good or bad news?", "labels": ["good news", "bad news"]}
+SECOND: dict[str, Any] = {
+    "name": "tone",
+    "kind": "label",
+    "instructions": "Is the text good or bad news?",
+    "labels": ["good news", "bad news"],
+}
 FORMATS = ("fp16", "bf16", "int8", "int4")
 
 
