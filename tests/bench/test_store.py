@@ -65,7 +65,7 @@ def test_the_second_question_and_the_cost_of_asking_only_once(tmp_path: Path, de
     _, _, plain = night(tmp_path / "plain", [FIRST, SECOND], quota=0)
     print(
         f"{COUNT} documents: without a store {off_seconds:.1f} s; first task {first_seconds:.1f} s "
-        f"({first_seconds / off_seconds:.3f} of without); second {second_seconds:.1f} s ({second_seconds / first_seconds:.3f} of the first); "
+        f"({first_seconds / off_seconds:.3f} of without); second {second_seconds:.1f} s ({second_seconds / first_seconds:.3f} of it); "
         f"{second['store']}"
     )  # fmt: skip
     assert first["store"]["stored"] >= COUNT
@@ -93,7 +93,7 @@ def test_formats_drift(tmp_path: Path, demo_model_folder: Path) -> None:
         )  # fmt: skip
         tokens = report["store"]["loaded_tokens"]
         print(
-            f"{name}: {labels / COUNT:.1%} of labels and {texts / COUNT:.1%} of texts the same, probabilities moved by at most {moved:.4f}, "
+            f"{name}: {labels / COUNT:.1%} of labels, {texts / COUNT:.1%} of texts the same, probabilities moved by at most {moved:.4f}, "
             f"{report['store']['loaded_bytes'] / tokens / 1024:.1f} KiB a token"
         )
         assert report["store"]["loaded"] >= COUNT

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import random
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -191,3 +193,68 @@ def test_a_long_document_goes_on_where_it_was(tmp_path: Path, at: float) -> None
         assert shelf.tally.computed_tokens == 1000  # nothing of the document was read again
         assert shelf.tally.resumed_text_tokens == steps
         assert shelf.store.used_bytes() < 100_000  # and nothing of it is left
+
+
+def _flip(path: Path, chance: random.Random) -> None:
+    data = bytearray(path.read_bytes())
+    data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+    path.write_bytes(data)
+
+
+def _cut(path: Path, chance: random.Random) -> None:
+    with path.open("r+b") as stream:
+        stream.truncate(chance.randrange(path.stat().st_size))
+
+
+@pytest.mark.parametrize("harm", [_flip, _cut])
+def test_damage_costs_time_and_no_answer(harm: Any, tmp_path: Path) -> None:
+    """Every file of the store is harmed in turn, anywhere in it."""
+    model, chance = tiny_model("llama (GQA)"), random.Random(7)
+    requests = asked(0, 0, Score(CONTINUATIONS), DOCUMENTS[:1])
+    for _ in range(10):
+        with shelf_in(tmp_path) as shelf:
+            answers(model, shelf, requests)
+        harmed = chance.choice(sorted((tmp_path / "v1" / "entries").rglob("*.*")))
+        harm(harmed, chance)
+        with shelf_in(tmp_path) as shelf:
+            check_scores(model, requests, answers(model, shelf, requests))
+            assert shelf.tally.loaded == 0
+            assert sum(shelf.store.counters.warnings.values()) >= 1
+            assert shelf.store.counters.stored == 1  # whole again
+
+
+def test_a_foreign_models_file_under_the_right_name(tmp_path: Path) -> None:
+    model, other = tiny_model("llama (GQA)"), tiny_model("llama (GQA)", seed=1)
+    requests = asked(0, 0, Score(CONTINUATIONS), DOCUMENTS[:1])
+    for name, one in (("ours", model), ("theirs", other)):
+        with shelf_in(tmp_path / name) as shelf:
+            answers(one, shelf, requests, name)
+    (ours,), (theirs,) = (list((tmp_path / name / "v1" / "entries").iterdir()) for name in ("ours", "theirs"))
+    (tensors,) = theirs.glob("*.safetensors")
+    shutil.copy(tensors, ours / tensors.name)
+    with shelf_in(tmp_path / "ours") as shelf:
+        check_scores(model, requests, answers(model, shelf, requests, "ours"))
+        assert shelf.tally.loaded == 0
+        assert shelf.store.counters.warnings["damaged"] == 1
+
+
+def test_a_quota_cut_in_half_between_runs_holds(tmp_path: Path) -> None:
+    model = tiny_model("llama (GQA)")
+    requests = asked(0, 0, Score(CONTINUATIONS))
+    with shelf_in(tmp_path) as shelf:
+        answers(model, shelf, requests)
+        used = shelf.store.used_bytes()
+    with shelf_in(tmp_path, quota=used // 2) as shelf:
+        assert shelf.store.used_bytes() <= used // 2
+        check_scores(model, requests, answers(model, shelf, requests))
+        assert shelf.store.used_bytes() <= used // 2
+        assert 0 < shelf.tally.loaded < len(DOCUMENTS)
+
+
+def test_two_processes_on_one_store(tmp_path: Path) -> None:
+    model = tiny_model("llama (GQA)")
+    with shelf_in(tmp_path) as one, shelf_in(tmp_path) as two:
+        answers(model, one, asked(0, 0, Score(CONTINUATIONS)))
+        requests = asked(1, 10, Score(CONTINUATIONS))
+        check_scores(model, requests, answers(model, two, requests))
+        assert (two.tally.loaded, two.store.counters.stored) == (len(DOCUMENTS), 0)
