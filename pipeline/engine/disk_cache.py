@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,9 @@ class _Columns:
 
     def __init__(self, folder: Path, like: torch.Tensor) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115  # lives as long as the layer
+        self._file, path = tempfile.mkstemp(dir=folder, suffix=".kv")
+        os.unlink(path)  # noqa: PTH108  # as mkstemp gives it
+        weakref.finalize(self, os.close, self._file)
         self.row_shape = (like.shape[0], like.shape[1], like.shape[3])
         self.dtype, self.columns = like.dtype, 0
 
@@ -40,7 +43,7 @@ class _Columns:
         data = _bytes(states.detach().to("cpu").permute(2, 0, 1, 3).contiguous())
         offset = self.columns * self._column_bytes
         while data:
-            written = os.pwrite(self._file.fileno(), data, offset)
+            written = os.pwrite(self._file, data, offset)
             data, offset = data[written:], offset + written
         self.columns += states.shape[2]
 
@@ -49,7 +52,7 @@ class _Columns:
         columns = torch.empty(end - begin + spare_columns, *self.row_shape, dtype=self.dtype)
         into, offset = _bytes(columns[: end - begin]), begin * self._column_bytes
         while into:
-            count = os.preadv(self._file.fileno(), [into], offset)
+            count = os.preadv(self._file, [into], offset)
             if not count:
                 raise OSError("the file of a KV cache on disk is cut short")
             into, offset = into[count:], offset + count

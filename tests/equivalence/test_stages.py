@@ -73,7 +73,7 @@ def test_rows_from_the_disk_and_rows_just_read_in_one_batch(tmp_path: Path) -> N
     texts = asked(0, 0, Decode(NEW_TOKENS), prompts((90, 95, 100), seed=4))
     with shelf_in(tmp_path) as shelf:
         answers(model, shelf, texts[:1])
-    with shelf_in(tmp_path, "never") as shelf:
+    with shelf_in(tmp_path) as shelf:
         done = answers(model, shelf, [*texts, *asked(1, 10, Decode(NEW_TOKENS), prompts((60,), seed=5))])
         assert shelf.tally.loaded == 1
     assert max(generation.batch_rows for generation in done) > 2
