@@ -3,8 +3,8 @@
 Thresholds are tested from demanding to lax by fixed-sequence testing (Angelopoulos et al., "Learn then Test: Calibrating
 Predictive Algorithms to Achieve Risk Control", 2021): the test of a threshold asks whether the accuracy of what it answers could be
 below the target, by the exact binomial lower bound (Clopper and Pearson, 1934); the first threshold that fails ends the
-search, and the last that passed is taken. Because the order is fixed by the probabilities alone and the search ends at the first failure, the
-chance of taking a threshold that misses the target is at most 1 - confidence, however many were tested.
+search, and the last that passed is taken. Because the order is fixed by the probabilities alone and the search ends at the first
+failure, the chance of taking a threshold that misses the target is at most 1 - confidence, however many were tested.
 
 The probabilities must be those of cross-validation: a calibrator is too sure of the documents that it was fitted on.
 """
@@ -61,8 +61,8 @@ def choose_threshold(confidences: Floats, right: Bools, target_accuracy: float, 
     if taken is None:
         return Threshold(None, target_accuracy, confidence, len(right), 0, 0.0, 0.0, 0.0, _none(len(right), target_accuracy, confidence))
     sentence = (
-        f"answers below probability {taken.threshold:.3f} are abstained from: by cross-validation on {len(right):,} gold documents the others, "
-        f"{taken.coverage:.0%}, are right in {taken.accuracy:.1%}, at least {bound:.1%} with confidence {confidence:.0%} "
+        f"answers below probability {taken.threshold:.3f} are abstained from: by cross-validation on {len(right):,} gold documents "
+        f"the others, {taken.coverage:.0%}, are right in {taken.accuracy:.1%}, at least {bound:.1%} with confidence {confidence:.0%} "
         f"(target {target_accuracy:.1%})"
     )
     return Threshold(

@@ -194,7 +194,9 @@ def _scale(rows: Floats, over_batch: Calibration) -> float:
     return max(_LEAST_SCALE, float((thinned - thinned.mean(axis=1, keepdims=True)).std()))
 
 
-def _fitted(over_batch: Calibration, found: Selection, places: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64], scale: float) -> Calibration:
+def _fitted(
+    over_batch: Calibration, found: Selection, places: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64], scale: float
+) -> Calibration:
     # features = (normalized + offsets) / scale, so the map on normalized scores is weights / scale and its bias takes the offsets along.
     weights = found.calibrator.weights / scale
     bias = weights @ np.array(over_batch.bias) + found.calibrator.bias

@@ -67,9 +67,10 @@ def choose_examples(
             by_label[example.label].append(example)
     notes = [f"no example of {label!r} in the gold set" for label in labels if not by_label[label]]
     varied = {label: _varied(by_label[label], per_label, seed) for label in labels}
-    fitting = min(per_label, _affordable(varied, budget_tokens))
-    if fitting < per_label:
-        notes.append(f"{fitting} instead of {per_label} examples a label: {budget_tokens:,} tokens hold no more")
+    most = max(map(len, varied.values()), default=0)
+    fitting = _affordable(varied, most, budget_tokens)
+    if fitting < most:
+        notes.append(f"{fitting} instead of {most} examples a label: {budget_tokens:,} tokens hold no more")
     chosen = [example for label in labels for example in varied[label][:fitting]]
     shown = _cut(chosen, budget_tokens, count_tokens)
     if any(example.cut for example in shown):
@@ -99,13 +100,11 @@ def _alike(one: frozenset[str], other: frozenset[str]) -> float:
     return len(one & other) / len(one | other) if one or other else 1.0
 
 
-def _affordable(varied: dict[str, list[Example]], budget_tokens: int) -> int:
-    """How many examples a label fit when each is cut to the least that says anything."""
-    most = max((len(examples) for examples in varied.values()), default=0)
-    for count in range(most, 0, -1):
-        if _LEAST_TOKENS * sum(min(count, len(examples)) for examples in varied.values()) <= budget_tokens:
-            return max(count, 10**9 if count == most else count)
-    return 0
+def _affordable(varied: dict[str, list[Example]], most: int, budget_tokens: int) -> int:
+    """How many examples a label, at most ``most``, fit when each is cut to the least that says anything."""
+    sizes = [len(examples) for examples in varied.values()]
+    fitting = (count for count in range(most, 0, -1) if _LEAST_TOKENS * sum(min(count, size) for size in sizes) <= budget_tokens)
+    return next(fitting, 0)
 
 
 def _cut(chosen: Sequence[Example], budget_tokens: int, count_tokens: Callable[[str], int]) -> list[Example]:

@@ -143,9 +143,7 @@ def coverage_curve(confidence: Floats, right: Bools) -> list[CoveragePoint]:
     ]
 
 
-def bootstrap(
-    statistic: Callable[[Ints], float], count: int, *, seed: int = 0, resamples: int = 1000, level: float = 0.95
-) -> Interval:
+def bootstrap(statistic: Callable[[Ints], float], count: int, *, seed: int = 0, resamples: int = 1000, level: float = 0.95) -> Interval:
     """Percentile interval of ``statistic`` over documents drawn anew with replacement; it gets the numbers of those drawn, (count,)."""
     value = statistic(np.arange(count))
     if count == 0:

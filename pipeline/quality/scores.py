@@ -28,7 +28,9 @@ def matrix(scores: npt.ArrayLike, labels: Sequence[str]) -> Floats:
     """``scores`` as float64, (documents, labels). Raises UsageError when shape or values are not those of label scores."""
     found = np.asarray(scores, dtype=np.float64)
     if found.ndim != 2 or found.shape[1] != len(labels):
-        raise UsageError(f"label scores have the shape {found.shape}; one row a document and {len(labels)} columns, one a label, are needed")
+        raise UsageError(
+            f"label scores have the shape {found.shape}; one row a document and {len(labels)} columns, one a label, are needed"
+        )
     bad = np.flatnonzero(~np.isfinite(found).all(axis=1))
     if bad.size:
         raise UsageError(f"the scores of {bad.size:,} documents are not finite numbers, first in row {bad[0]:,}: {found[bad[0]].tolist()}")
@@ -71,5 +73,7 @@ def extra(module: str) -> ModuleType | Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        message = f"this needs {module.partition('.')[0]}, which is not installed ({error}); install it with: pip install 'overnight[evaluate]'"
+        message = (
+            f"this needs {module.partition('.')[0]}, which is not installed ({error}); install it with: pip install 'overnight[evaluate]'"
+        )
         raise UsageError(message) from None

@@ -157,7 +157,7 @@ def _believed(probabilities: Floats, places: np.ndarray[tuple[int, int], np.dtyp
 
 
 def _greedy(value: Floats, vectors: object, count: int) -> list[int]:
-    """Rows by value times distance to the nearest row picked before (greedy k-center, weighted); a text like a picked one is worth nothing."""
+    """Rows by value times distance to the nearest one picked (greedy k-center, weighted); copies of a picked text are worth nothing."""
     distance = np.ones(len(value))
     left = np.ones(len(value), dtype=np.bool_)
     chosen: list[int] = []

@@ -28,8 +28,9 @@ def mean_offsets(scores: Floats) -> Floats:
     total = np.zeros(scores.shape[1])
     for block in blocks(*scores.shape):
         total += normalized(scores[block]).sum(axis=0)
-    offsets: Floats = -total / max(1, len(scores))
-    return offsets - offsets.mean()
+    offsets = -total / max(1, len(scores))
+    centred: Floats = offsets - offsets.mean()
+    return centred
 
 
 def share_offsets(scores: Floats, shares: Floats) -> Floats:
