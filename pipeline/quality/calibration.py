@@ -20,7 +20,7 @@ import numpy.typing as npt
 from pipeline.errors import LedgerError, UsageError
 from pipeline.quality.fitting import Selection, candidates, select
 from pipeline.quality.metrics import expected_calibration_error
-from pipeline.quality.scores import Floats, blocks, label_numbers, log_softmax, matrix, normalized
+from pipeline.quality.scores import Floats, blocks, extra, label_numbers, log_softmax, matrix, normalized
 from pipeline.quality.shares import expected, mean_offsets, share_offsets
 
 FORMAT = 1
@@ -143,7 +143,9 @@ def calibrate(
     places = _places(gold, len(rows))
     scale = _scale(rows, over_batch)
     features = (normalized(rows[places]) + np.array(over_batch.bias)) / scale
-    found = select(features, numbers, candidates(len(labels), scale), folds=FOLDS, seed=seed)
+    # Hundreds of fits of a few hundred numbers each: threads would only wait for each other.
+    with extra("threadpoolctl").threadpool_limits(limits=1):
+        found = select(features, numbers, candidates(len(labels), scale), folds=FOLDS, seed=seed)
     return _fitted(over_batch, found, places, numbers, scale)
 
 

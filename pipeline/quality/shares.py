@@ -37,30 +37,32 @@ def share_offsets(scores: Floats, shares: Floats) -> Floats:
     """Offsets (labels,) with which the mean predicted probability of every label is its share, to 1e-6.
 
     They maximize the concave function sum_k shares_k o_k - mean_i logsumexp_k(scores_ik + o_k), whose gradient is the shares minus
-    the mean predicted probabilities; found by Newton steps, halved until they climb. Beyond 100,000 documents every n-th one is used.
+    the mean predicted probabilities; found by Newton's and, where these
+    do not climb, Sinkhorn's steps. Beyond 100,000 documents every n-th one is used.
     """
     rows = normalized(scores[:: math.ceil(max(1, len(scores)) / _ENOUGH_ROWS)])
     offsets = np.log(shares) - np.log(np.exp(rows).mean(axis=0))
-    height, gradient, curvature = _dual(rows, offsets, shares)
+    height, gradient, curvature, reached = _dual(rows, offsets, shares)
     for _ in range(_STEPS):
         if np.abs(gradient).max() < _CLOSE:
             break
         # The function is flat along a constant added to all offsets; the damping makes the system solvable and is harmless.
-        step = np.linalg.solve(curvature + 1e-9 * np.eye(len(shares)), gradient)
-        length = 1.0
-        while True:
-            reached = _dual(rows, offsets + length * step, shares)
-            if reached[0] >= height or length < 1e-6:
+        newton = np.linalg.solve(curvature + 1e-9 * np.eye(len(shares)), gradient)
+        for length in (1.0, 0.5, 0.25, 0.125):
+            found = _dual(rows, offsets + length * newton, shares)
+            if found[0] > height:
+                offsets = offsets + length * newton
                 break
-            length /= 2
-        offsets = offsets + length * step
-        height, gradient, curvature = reached
+        else:  # Sinkhorn's step climbs always, if slowly: it sets each label right as if it were alone
+            offsets = offsets + np.log(shares) - np.log(np.maximum(reached, 1e-12))
+            found = _dual(rows, offsets, shares)
+        height, gradient, curvature, reached = found
     centred: Floats = offsets - offsets.mean()
     return centred
 
 
-def _dual(rows: Floats, offsets: Floats, shares: Floats) -> tuple[float, Floats, Floats]:
-    """Value, gradient and negative Hessian of the function of ``share_offsets``."""
+def _dual(rows: Floats, offsets: Floats, shares: Floats) -> tuple[float, Floats, Floats, Floats]:
+    """Value, gradient and negative Hessian of the function of ``share_offsets``, and the mean predicted probabilities."""
     moved = rows + offsets
     best = moved.max(axis=1, keepdims=True)
     weights = np.exp(moved - best)
@@ -68,7 +70,7 @@ def _dual(rows: Floats, offsets: Floats, shares: Floats) -> tuple[float, Floats,
     predicted = weights / sums
     mean = predicted.mean(axis=0)
     value = float(shares @ offsets - (best + np.log(sums)).mean())
-    return value, shares - mean, np.diag(mean) - predicted.T @ predicted / len(rows)
+    return value, shares - mean, np.diag(mean) - predicted.T @ predicted / len(rows), mean
 
 
 def expected(shares: Mapping[str, float], labels: Sequence[str]) -> Floats:

@@ -233,8 +233,9 @@ def test_a_million_documents_take_seconds() -> None:
 
 def test_the_package_and_applying_a_calibration_import_neither_torch_nor_scikit_learn() -> None:
     code = (
-        "import sys, numpy as np; from pipeline.quality import calibration, abstain, metrics, selection, examples, summaries;"
-        "c = calibration.calibrate(np.zeros((3, 2)), ['a', 'b'], expected_shares={'a': .5, 'b': .5}); c.log_probabilities(np.zeros((3, 2)));"
+        "import sys, numpy as np; from pipeline.quality import abstain, calibration, examples, metrics, selection, summaries;"
+        "c = calibration.calibrate(np.zeros((3, 2)), ['a', 'b'], expected_shares={'a': .5, 'b': .5});"
+        "c.log_probabilities(np.zeros((3, 2)));"
         "print([name for name in ('torch', 'transformers', 'sklearn', 'scipy', 'matplotlib') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
