@@ -13,9 +13,9 @@ from pipeline.quality.selection import Answered, entropy, review, sample
 
 LABELS = ("sport", "money")
 _WORDS = {
-    "sport": "match goal team league coach striker season referee stadium cup".split(),
-    "money": "bank shares market profit bonds trader price budget loan inflation".split(),
-    "space": "orbit rocket moon telescope comet launch probe planet crater star".split(),
+    "sport": ["match", "goal", "team", "league", "coach", "striker", "season", "referee", "stadium", "cup"],
+    "money": ["bank", "shares", "market", "profit", "bonds", "trader", "price", "budget", "loan", "inflation"],
+    "space": ["orbit", "rocket", "moon", "telescope", "comet", "launch", "probe", "planet", "crater", "star"],
 }
 
 
