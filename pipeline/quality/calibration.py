@@ -1,0 +1,228 @@
+"""From raw label scores to calibrated log-probabilities: which method, under which assumption, how good by cross-validation.
+
+A calibration is a frozen value: one linear map of the normalized scores, and the description that every export states. It is
+kept as plain JSON and applied to any number of documents without scikit-learn, a model or a gold set.
+
+With ``multi`` every label is a question of its own: calibrate the two-column matrix of ``yes_no`` for each of them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.errors import LedgerError, UsageError
+from pipeline.quality.fitting import Selection, candidates, select
+from pipeline.quality.metrics import expected_calibration_error
+from pipeline.quality.scores import Floats, blocks, extra, label_numbers, log_softmax, matrix, normalized
+from pipeline.quality.shares import expected, mean_offsets, share_offsets
+
+FORMAT = 1
+"""Version of the JSON of a calibration."""
+
+LEAST_GOLD = 10
+FOLDS = 5
+_LEAST_SCALE = 1e-6
+
+Method = Literal["none", "batch", "gold"]
+
+
+@dataclass(frozen=True, slots=True)
+class CrossValidation:
+    """What nested cross-validation on the gold set says of the whole procedure; None where it was not made.
+
+    ``held_out`` (gold documents, labels) are the log-probabilities that each gold document got from a calibrator fitted without it, in
+    the order of ``rows``; they are not part of the JSON.
+    """
+
+    accuracy: float
+    calibration_error: float
+    log_loss: float
+    folds: int
+    rows: tuple[int, ...] = ()
+    held_out: tuple[tuple[float, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Calibrated log-probabilities = log_softmax(normalized scores @ weights.T + bias), and how they came about.
+
+    ``fitted_on`` counts the documents whose scores entered the offsets; ``tried`` are the candidates' cross-validated log-losses.
+    """
+
+    labels: tuple[str, ...]
+    method: Method
+    form: str
+    assumption: str
+    weights: tuple[tuple[float, ...], ...]
+    bias: tuple[float, ...]
+    fitted_on: int = 0
+    gold: int = 0
+    seed: int = 0
+    cross_validation: CrossValidation | None = None
+    tried: tuple[tuple[str, float], ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def log_probabilities(self, scores: npt.ArrayLike) -> Floats:
+        """Calibrated natural logs, (documents, labels), each row summing to 1 as probabilities. Raises UsageError."""
+        rows = matrix(scores, self.labels)
+        weights, bias = np.array(self.weights), np.array(self.bias)
+        for_all = np.empty_like(rows)
+        for block in blocks(*rows.shape):
+            for_all[block] = log_softmax(normalized(rows[block]) @ weights.T + bias)
+        return for_all
+
+    @property
+    def sentence(self) -> str:
+        """What an export and a report state beside the answers."""
+        parts = [f"calibration: {self.method}" + (f" ({self.form})" if self.form != self.method else ""), self.assumption]
+        if self.cross_validation is not None:
+            checked = self.cross_validation
+            parts.append(
+                f"{self.gold:,} gold labels; by cross-validation on them accuracy {checked.accuracy:.3f}, "
+                f"calibration error {checked.calibration_error:.3f}"
+            )
+        return "; ".join([*parts, *self.notes])
+
+    def to_json(self) -> str:
+        """The calibration as JSON, the same text for the same calibration."""
+        values = asdict(self)
+        if self.cross_validation is not None:
+            del values["cross_validation"]["rows"], values["cross_validation"]["held_out"]
+        return json.dumps({"format": FORMAT, **values}, sort_keys=True, allow_nan=False)
+
+    @staticmethod
+    def from_json(text: str) -> Calibration:
+        """The calibration of ``to_json``. Raises LedgerError when it is not one, or of a newer version."""
+        try:
+            values: dict[str, Any] = json.loads(text)
+            found = values.pop("format")
+            if found != FORMAT:
+                raise LedgerError(f"the calibration has the format {found}, this version reads {FORMAT}; use the version that wrote it")
+            checked = values.pop("cross_validation")
+            for name in ("labels", "bias", "notes"):
+                values[name] = tuple(values[name])
+            for name in ("weights", "tried"):
+                values[name] = tuple(map(tuple, values[name]))
+            return Calibration(**values, cross_validation=None if checked is None else CrossValidation(**checked))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise LedgerError(f"this is not a calibration: {error!r}") from None
+
+
+def calibrate(
+    scores: npt.ArrayLike,
+    labels: Sequence[str],
+    *,
+    method: Literal["auto", "none", "batch", "gold"] = "auto",
+    expected_shares: Mapping[str, float] | None = None,
+    gold: Mapping[int, str] | None = None,
+    seed: int = 0,
+) -> Calibration:
+    """The calibration of a run's ``scores``, natural logs, (documents, labels).
+
+    ``gold`` maps rows to their true labels; ``auto`` uses it when there is one and the batch otherwise. A gold set that is too small to fit
+    and test anything falls back to the batch, with a note. Deterministic in its arguments. Raises UsageError.
+    """
+    rows = matrix(scores, labels)
+    if method == "none" or not len(rows):
+        return _uncalibrated(labels, seed)
+    over_batch = _over_batch(rows, labels, expected_shares, seed)
+    if method == "batch" or (method == "auto" and not gold):
+        return over_batch
+    gold = gold or {}
+    numbers = label_numbers(list(gold.values()), labels)
+    too_small = _too_small(len(gold), len(np.unique(numbers)))
+    if too_small:
+        return replace(over_batch, gold=len(gold), notes=(too_small,))
+    places = _places(gold, len(rows))
+    scale = _scale(rows, over_batch)
+    features = (normalized(rows[places]) + np.array(over_batch.bias)) / scale
+    # Hundreds of fits of a few hundred numbers each: threads would only wait for each other.
+    with extra("threadpoolctl").threadpool_limits(limits=1):
+        found = select(features, numbers, candidates(len(labels), scale), folds=FOLDS, seed=seed)
+    return _fitted(over_batch, found, places, numbers, scale)
+
+
+def yes_no(log_yes: npt.ArrayLike) -> Floats:
+    """The two columns (yes, no) of one label's log-probabilities of yes, (documents,), for a task with ``multi``."""
+    yes = np.minimum(np.asarray(log_yes, dtype=np.float64), 0.0)
+    no = np.log(np.maximum(-np.expm1(yes), 1e-300))
+    return np.column_stack([yes, no])
+
+
+def _uncalibrated(labels: Sequence[str], seed: int) -> Calibration:
+    form = "the model's own scores, normalized over the labels"
+    return Calibration(tuple(labels), "none", form, "nothing is assumed", _rows(np.eye(len(labels))), (0.0,) * len(labels), seed=seed)
+
+
+def _over_batch(rows: Floats, labels: Sequence[str], shares: Mapping[str, float] | None, seed: int) -> Calibration:
+    if shares is None:
+        offsets = mean_offsets(rows)
+        form = "each label's mean log-probability over the documents subtracted"
+        assumption = "assumes that the labels are about equally common among these documents"
+    else:
+        wanted = expected(shares, labels)
+        offsets = share_offsets(rows, wanted)
+        form = "offsets with which each label's mean probability is its expected share"
+        common = sorted(zip(labels, wanted.tolist(), strict=True), key=lambda pair: -pair[1])[:5]
+        assumption = "assumes the expected shares " + ", ".join(f"{label} {share:.3g}" for label, share in common)
+        assumption += "" if len(labels) <= 5 else f" and those of {len(labels) - 5} more"
+    weights = _rows(np.eye(len(labels)))
+    return Calibration(tuple(labels), "batch", form, assumption, weights, tuple(offsets.tolist()), len(rows), seed=seed)
+
+
+def _too_small(count: int, different: int) -> str:
+    if count < LEAST_GOLD:
+        return f"the gold set of {count} documents is too small to fit and test a calibration (at least {LEAST_GOLD}): not used for it"
+    return "" if different > 1 else "all gold documents have one label, from which nothing can be fitted: not used for calibration"
+
+
+def _places(gold: Mapping[int, str], row_count: int) -> npt.NDArray[np.int64]:
+    places = np.fromiter(gold, dtype=np.int64, count=len(gold))
+    if places.min() < 0 or places.max() >= row_count:
+        raise UsageError(f"the gold set names row {places.max():,}, the run has {row_count:,} documents")
+    return places
+
+
+def _scale(rows: Floats, over_batch: Calibration) -> float:
+    """The standard deviation of the batch-calibrated scores about each document's mean, over (at most 100,000) documents."""
+    thinned = normalized(rows[:: math.ceil(len(rows) / 100_000)]) + np.array(over_batch.bias)
+    return max(_LEAST_SCALE, float((thinned - thinned.mean(axis=1, keepdims=True)).std()))
+
+
+def _fitted(
+    over_batch: Calibration, found: Selection, places: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64], scale: float
+) -> Calibration:
+    # features = (normalized + offsets) / scale, so the map on normalized scores is weights / scale and its bias takes the offsets along.
+    weights = found.calibrator.weights / scale
+    bias = weights @ np.array(over_batch.bias) + found.calibrator.bias
+    held_out = found.held_out
+    checked = CrossValidation(
+        accuracy=float((held_out.argmax(axis=1) == numbers).mean()),
+        calibration_error=expected_calibration_error(np.exp(held_out.max(axis=1)), held_out.argmax(axis=1) == numbers),
+        log_loss=float(-held_out[np.arange(len(numbers)), numbers].mean()),
+        folds=found.folds,
+        rows=tuple(places.tolist()),
+        held_out=_rows(held_out),
+    )
+    return replace(
+        over_batch,
+        method="gold",
+        form=found.chosen,
+        assumption="assumes that the gold documents were drawn like the others",
+        weights=_rows(weights),
+        bias=tuple(bias.tolist()),
+        gold=len(numbers),
+        cross_validation=checked,
+        tried=found.losses,
+    )
+
+
+def _rows(values: Floats) -> tuple[tuple[float, ...], ...]:
+    return tuple(map(tuple, values.tolist()))
