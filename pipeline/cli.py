@@ -132,11 +132,44 @@ def export(
     directory: RunPath,
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write: .jsonl, .parquet or .csv.", show_default=False)],
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is not an earlier export.")] = False,
+    view: Annotated[int | None, typer.Option(min=0, help="Calibration to show; 0: the model's own labels. The latest otherwise.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write one row a document, in input order."""
-    facts = _export(directory, output, force=force)
+    facts = _export(directory, output, force=force, view=view)
     _print(facts if as_json else None, [f"{facts['rows']:,} rows written to {facts['output']}"])
+
+
+@app.command()
+def calibrate(
+    directory: RunPath,
+    gold: Annotated[Path | None, typer.Option(help="File of ids and true labels: .jsonl, .csv, .parquet, ...")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="Only this task; may be repeated. All label tasks otherwise.")] = None,
+    method: Annotated[str, typer.Option(help="auto (gold labels if given, else the batch), none, batch or gold.")] = "auto",
+    expected_shares: Annotated[
+        list[str] | None, typer.Option("--share", metavar="LABEL=SHARE", help="How frequent a label is expected to be; may be repeated.")
+    ] = None,
+    abstain_below: Annotated[float | None, typer.Option(min=0, max=1, help="Below this probability there is no answer.")] = None,
+    target_accuracy: Annotated[float | None, typer.Option(help="Abstain so that the others are right this often; needs --gold.")] = None,
+    label_field: Annotated[str, typer.Option(help="Field of the gold file that holds the label.")] = "label",
+    as_json: AsJson = False,
+) -> None:
+    """Calibrate the labels of a run again, from its recorded scores; the model is not asked."""
+    from pipeline.run_directory import RunDirectory
+    from pipeline.stores.ledger import Ledger
+    from pipeline.views import calibrate_run
+
+    place = RunDirectory(directory)
+    with _ledger(directory):
+        pass
+    with place.locked(), Ledger.open(place.ledger, write=True) as ledger:
+        made = calibrate_run(
+            ledger, names=task, gold=gold, label_field=label_field, method=method, shares=expected_shares,
+            abstain_below=abstain_below, target_accuracy=target_accuracy,
+        )  # fmt: skip
+    facts = {name: {"view": view.number, "method": view.calibration.method, "threshold": view.threshold, "final": view.final,
+                    "sentence": view.sentence} for name, view in made.items()}  # fmt: skip
+    _print({"tasks": facts} if as_json else None, [f"{name}: view {view.number}; {view.sentence}" for name, view in made.items()])
 
 
 @app.command()
@@ -217,11 +250,11 @@ def _ledger(directory: Path) -> Ledger:
     return Ledger.open(directory / LEDGER, write=False)
 
 
-def _export(directory: Path, output: Path, *, force: bool) -> dict[str, Any]:
+def _export(directory: Path, output: Path, *, force: bool, view: int | None = None) -> dict[str, Any]:
     from pipeline.export import export as write_export
 
     with _ledger(directory) as ledger:
-        rows = write_export(ledger, output, force=force)
+        rows = write_export(ledger, output, force=force, view=view)
     return {"output": str(output), "rows": rows}
 
 

@@ -148,7 +148,11 @@ class LabelTask(_Task):
     multi: bool = False
     long_documents: Literal["aggregate", "fail", "truncate"] = "aggregate"
     abstain_below: float | None = Field(None, ge=0, le=1, description="below this probability the answer is null")
-    score_tolerance: float = Field(0.001, ge=0, lt=0.5, description="how far a probability may be off to save work; 0 is exact")
+    calibration: Literal["auto", "none"] = Field(
+        "auto", description="auto: every label is scored, and answers are calibrated over the run's documents or by gold labels"
+    )
+    expected_shares: dict[str, float] | None = Field(None, description="how frequent each label is expected to be; null: no assumption")
+    score_tolerance: float = Field(0.001, ge=0, lt=0.5, description="with calibration none: how far a probability may be off to save work")
 
     @field_validator("labels", mode="before")
     @classmethod

@@ -23,6 +23,7 @@ from pipeline.errors import OvernightError, UsageError
 from pipeline.sources import source_files
 from pipeline.stores.ledger import Ledger
 from pipeline.stores.reading import ExportRow, TaskResult, TaskRow, answer_probability
+from pipeline.views import View, latest_view, through
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,18 +57,21 @@ def check_output(output: Path, inputs: Sequence[str]) -> None:
             raise UsageError(f"cannot export to {output}: the next run would read it from the folder {name}; choose another place")
 
 
-def export(ledger: Ledger, output: Path, *, force: bool = False, inputs: Sequence[str] = ()) -> int:
+def export(ledger: Ledger, output: Path, *, force: bool = False, inputs: Sequence[str] = (), view: int | None = None) -> int:
     """Write every present input with the answers of the active tasks; returns the number of rows.
 
+    Labels are shown through their latest calibration, or that of the number ``view``; 0 is what the model said itself.
     An existing file is replaced when its columns say that it is an earlier export, or with ``force``; an input of the run never.
     Raises UsageError, StoppedEarly when the disk is full.
     """
     check_output(output, [*inputs, *_inputs(ledger)])
     tasks = ledger.tasks()
-    columns = _columns(tasks)
+    views = {task.job.name: found for task in tasks if (found := latest_view(ledger, task, view)) is not None}
+    columns = _columns(tasks, views)
     if output.exists() and not force and not _is_export(output, tasks):
         raise UsageError(f"{output} exists and is not an earlier export of this run; choose another name, or --force to overwrite it")
-    rows = _counted(_record(row, tasks) for row in ledger.rows())
+    shown = through(ledger.rows(), views) if views else ledger.rows()
+    rows = _counted(_record(row, tasks, views) for row in shown)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with replace_file(output) as stream:
@@ -100,24 +104,28 @@ class _counted:  # noqa: N801  # used like a function: an iterable that remember
             yield row
 
 
-def _group(task: TaskRow) -> list[str]:
+def _group(task: TaskRow, *, viewed: bool) -> list[str]:
     """The columns of one task."""
     endings = ["", "_status", "_error", "_finish_reason"] + (["_probability", "_probabilities"] if task.job.kind == "label" else [])
-    return [task.job.name + ending for ending in endings]
+    return [task.job.name + ending for ending in [*endings, *(["_calibration"] if viewed else [])]]
 
 
-def _columns(tasks: Sequence[TaskRow]) -> list[str]:
-    columns = ["id", *itertools.chain.from_iterable(map(_group, tasks))]
+def _columns(tasks: Sequence[TaskRow], views: Mapping[str, View]) -> list[str]:
+    columns = ["id", *itertools.chain.from_iterable(_group(task, viewed=task.job.name in views) for task in tasks)]
     for column in columns:
         if columns.count(column) > 1:
             raise UsageError(f"two tasks of this run would both fill the column {column!r}; rename one of them")
     return columns
 
 
-def _record(row: ExportRow, tasks: Sequence[TaskRow]) -> Row:
+def _record(row: ExportRow, tasks: Sequence[TaskRow], views: Mapping[str, View]) -> Row:
     record: Row = {"id": _text(row.input.id)}
     for task in tasks:
-        record.update(zip(_group(task), _cells(row.results[task.job.name], task), strict=True))
+        view = views.get(task.job.name)
+        cells = _cells(row.results[task.job.name], task)
+        if view is not None:
+            cells.append(view.short() if row.results[task.job.name].state == "done" else None)
+        record.update(zip(_group(task, viewed=view is not None), cells, strict=True))
     return record
 
 
@@ -172,7 +180,7 @@ def _write_parquet(stream: IO[bytes], columns: Sequence[str], rows: Iterable[Row
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    types = {"id": pa.string()} | {name: kind for task in tasks for name, kind in zip(_group(task), _types(task, pa), strict=False)}
+    types = {"id": pa.string()} | {name: kind for task in tasks for name, kind in zip(_group(task, viewed=True), _types(task, pa), strict=False)}
     schema = pa.schema([(name, types[name]) for name in columns])
     iterator = iter(rows)
     with pq.ParquetWriter(stream, schema, compression="zstd") as writer:
@@ -198,7 +206,7 @@ def _types(task: TaskRow, pa: Any) -> list[pa.DataType]:
     definition = task.job.identity.get("task")
     several = isinstance(definition, Mapping) and bool(definition.get("multi"))
     answer = pa.list_(pa.string()) if several else pa.string()
-    return [answer, pa.string(), pa.string(), pa.string(), pa.float64(), pa.map_(pa.string(), pa.float64())]
+    return [answer, pa.string(), pa.string(), pa.string(), pa.float64(), pa.map_(pa.string(), pa.float64()), pa.string()]
 
 
 def _arrow(value: Any) -> Any:
@@ -221,9 +229,11 @@ def _is_export(path: Path, tasks: Sequence[TaskRow]) -> bool:
     if rest[:1] != ["id"] or len(rest) == 1:
         return False
     del rest[0]
-    for group in map(_group, tasks):
-        if rest[: len(group)] == group:
-            del rest[: len(group)]
+    for task in tasks:
+        for group in (_group(task, viewed=True), _group(task, viewed=False)):
+            if rest[: len(group)] == group:
+                del rest[: len(group)]
+                break
     return not rest
 
 

@@ -37,6 +37,7 @@ from pipeline.stores.ledger import Ledger
 from pipeline.stores.reading import Status
 from pipeline.suspicion import Pending, Suspicion
 from pipeline.versions import stack_versions
+from pipeline.views import calibrate_as_configured
 
 _log = logging.getLogger(__name__)
 
@@ -152,6 +153,7 @@ class Night:
                 self._ledger.annotate_run(self._run, waiting=self._crew.waiting)
             self._ledger.end_run(self._run, exit_code, reason)
             self._tell(Progress("reporting"))
+            calibrate_as_configured(self._ledger, self._config)
             write_report(self._ledger, self._directory.path)
         except (StoppedEarly, OSError) as error:
             _log.error("the report could not be written: %s", error)

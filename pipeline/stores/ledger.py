@@ -23,8 +23,10 @@ from pipeline.records import STATES, Generation, Outcome, Step, TaskJob
 from pipeline.stores import reading
 from pipeline.stores.changes import describe_change
 from pipeline.stores.inventory import Inventory
-from pipeline.stores.reading import ExportRow, InputRow, RecordedStep, Status, TaskRow
-from pipeline.stores.schema import FORMAT, attempts, connect, meta, metadata, replies, results, runs, tasks, use_write_ahead_log, work
+from pipeline.stores.reading import ExportRow, InputRow, RecordedStep, Scored, Status, TaskRow, ViewRow
+from pipeline.stores.schema import (
+    FORMAT, attempts, connect, meta, metadata, replies, results, runs, tasks, use_write_ahead_log, views, work,
+)  # fmt: skip
 from pipeline.wire import pack_generation, unpack_generation
 
 WorkId = tuple[str, str]
@@ -358,6 +360,33 @@ class Ledger:
         """Results of a task's present works with state, ids and attempts, for reports."""
         with self._reading() as connection:
             yield from reading.task_results(connection, self._task_ids[task])
+
+    # ── views ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def scored(self, task: str) -> Iterator[Scored]:
+        """Documents that a label task has finished, with their uncalibrated scores."""
+        with self._reading() as connection:
+            yield from reading.scored(connection, self._task_ids[task])
+
+    def views(self, task: str) -> list[ViewRow]:
+        """Views of a task, oldest first; the last one is what exports show."""
+        with self._reading() as connection:
+            return reading.task_views(connection, self._task_ids[task])
+
+    def keep_view(self, task: str, calibration: str, threshold: float | None, facts: Mapping[str, Any]) -> ViewRow:
+        """Keep a view; one that is the latest already is not kept twice."""
+        known = self.views(task)
+        if known and (known[-1].calibration, known[-1].threshold) == (calibration, threshold):
+            return known[-1]
+        now = time.time()
+        with self._writing() as connection:
+            views.create(connection, checkfirst=True)
+            connection.execute(
+                views.insert().values(
+                    task_id=self._task_ids[task], created_at=now, calibration=calibration, threshold=threshold, facts=dict(facts)
+                )
+            )
+        return ViewRow(len(known) + 1, now, calibration, threshold, facts)
 
     # ── the file ───────────────────────────────────────────────────────────────────────────────────────────────────
 

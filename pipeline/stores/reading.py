@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from pipeline.errors import LedgerError
 from pipeline.records import STATES, FieldValue, TaskJob, work_key
-from pipeline.stores.schema import inputs, inventories, rejects, replies, results, tasks, work
+from pipeline.stores.schema import inputs, inventories, rejects, replies, results, tasks, views, work
 
 _BLOCK_ROWS = 400
 _FIRST = inputs.c.occurrence == 0  # a reading that sees a repeated row has seen the first one: these are the distinct documents
@@ -77,6 +77,27 @@ class TaskResult:
     finish_reason: str | None = None
     probabilities: Mapping[str, float] | None = None
     error: str | None = None
+    scores: Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ViewRow:
+    """A view as it is kept: ``number`` counts a task's views from 1, ``calibration`` is JSON, ``threshold`` a probability or None."""
+
+    number: int
+    created_at: float
+    calibration: str
+    threshold: float | None
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A document that a label task has finished: an id it came under, and its uncalibrated scores by label (natural logs)."""
+
+    id: str
+    document_key: str
+    scores: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +222,7 @@ def _input(row: Any) -> InputRow:
 
 def _results(connection: sa.Connection, task: int, keys: Sequence[str]) -> dict[str, TaskResult]:
     joined = work.outerjoin(results, (results.c.task_id == work.c.task_id) & (results.c.key == work.c.key))
-    columns = (work.c.key, work.c.state, results.c.value, results.c.finish_reason, results.c.probabilities,
+    columns = (work.c.key, work.c.state, results.c.value, results.c.finish_reason, results.c.probabilities, results.c.scores,
                results.c.failure_kind, results.c.failure_message)  # fmt: skip
     rows = connection.execute(sa.select(*columns).select_from(joined).where(work.c.task_id == task, work.c.key.in_(set(keys))))
     return {row.key: _result(row) for row in rows}
@@ -209,10 +230,34 @@ def _results(connection: sa.Connection, task: int, keys: Sequence[str]) -> dict[
 
 def _result(row: Any) -> TaskResult:
     if row.state == "done":
-        return TaskResult(row.state, row.value, row.finish_reason, row.probabilities)
+        return TaskResult(row.state, row.value, row.finish_reason, row.probabilities, scores=row.scores)
     if row.state in ("failed", "quarantined"):
         return TaskResult(row.state, error=f"{row.failure_kind}: {row.failure_message}")
     return TaskResult(row.state, error=EMPTY_TEXT if row.state == "skipped" else None)
+
+
+def task_views(connection: sa.Connection, task: int) -> list[ViewRow]:
+    """Views of a task, oldest first; none in a ledger that was written before there were any."""
+    if not sa.inspect(connection).has_table(views.name):
+        return []
+    found = connection.execute(sa.select(views).where(views.c.task_id == task).order_by(views.c.id))
+    return [ViewRow(number, row.created_at, row.calibration, row.threshold, row.facts) for number, row in enumerate(found, 1)]
+
+
+def scored(connection: sa.Connection, task: int) -> Iterator[Scored]:
+    """Present documents that a label task has finished, a text once, in the order of their keys."""
+    joined = work.join(results, (results.c.task_id == work.c.task_id) & (results.c.key == work.c.key)).join(
+        inputs, (inputs.c.document_key == work.c.document_key) & (inputs.c.occurrence == 0)
+    )
+    query = (
+        sa.select(inputs.c.id, work.c.document_key, results.c.scores)
+        .select_from(joined)
+        .where(work.c.task_id == task, work.c.state == "done", work.c.inventory_id >= presence(connection))
+        .order_by(work.c.key)
+    )
+    for row in connection.execution_options(yield_per=_BLOCK_ROWS).execute(query):
+        if row.scores:
+            yield Scored(row.id, row.document_key, row.scores)
 
 
 def rejected_rows(connection: sa.Connection) -> Iterator[dict[str, Any]]:

@@ -182,6 +182,18 @@ replies = Table(
     sqlite_with_rowid=False,
 )  # fmt: skip
 
+# How the answers of a label task are seen: a calibration (JSON) and a threshold over scores that never change. The latest of a task is
+# the one that exports show; the earlier ones stay, so that every answer ever exported can be traced.
+views = Table(
+    "views", metadata,
+    Column("id", Integer, primary_key=True),
+    Column("task_id", Integer, nullable=False, index=True),
+    Column("created_at", Float, nullable=False),
+    Column("calibration", Text, nullable=False),
+    Column("threshold", Float),
+    Column("facts", JSON, nullable=False),
+)  # fmt: skip
+
 
 def connect(path: Path, *, write: bool) -> Engine:
     """An engine on the ledger file. Readers never wait for the writer, nor it for them; ``write=False`` cannot change anything."""

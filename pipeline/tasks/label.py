@@ -36,7 +36,7 @@ class Label:
         self._instructions = Instructions(config.instructions or DEFAULT_INSTRUCTIONS, config.name)
         identity = {
             **shared,
-            "task": {**definition(config), "labels": [[name, config.labels[name]] for name in config.labels]},
+            "task": {**_asked(config), "labels": [[name, config.labels[name]] for name in config.labels]},
             "instructions": config.instructions or DEFAULT_INSTRUCTIONS,
         }
         self.job = TaskJob(config.name, "label", identity, self._instructions.fields)
@@ -138,7 +138,19 @@ class Label:
             if sequence in sequences[:index]:
                 first = names[sequences.index(sequence)]
                 raise ConfigError(f"task {self._config.name!r}: labels {first!r} and {names[index]!r} are the same tokens; rename one")
-        return Score(sequences, self._config.score_tolerance)
+        return Score(sequences, _tolerance(self._config))
+
+
+def _tolerance(config: LabelTask) -> float:
+    """Calibration needs the score of every label."""
+    return 0.0 if config.calibration != "none" else config.score_tolerance
+
+
+def _asked(config: LabelTask) -> dict[str, Any]:
+    """The part of the definition that what the model is asked depends on; how its scores are seen afterwards is no part of it."""
+    seen = {"calibration", "expected_shares"}
+    kept = {key: value for key, value in definition(config).items() if key not in seen}
+    return {**kept, "score_tolerance": _tolerance(config)}
 
 
 def softmax(scores: Sequence[float]) -> list[float]:
