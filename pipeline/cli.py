@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from pipeline.cli_quality import add_quality_commands
+from pipeline.cli_words import AsJson, ConfigPath, Overrides, RunPath, open_ledger, print_facts
 from pipeline.errors import EXIT_DONE, EXIT_FAULT, EXIT_STOPPED, EXIT_USAGE, OvernightError
-
-if TYPE_CHECKING:
-    from pipeline.stores.ledger import Ledger
 
 app = typer.Typer(
     name="overnight",
@@ -25,13 +23,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML configuration.", show_default=False)]
-RunPath = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run directory.", show_default=False)]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a key of the configuration; may be repeated.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else there.")]
 
 
 @app.command()
@@ -64,7 +55,7 @@ def run(
     exported = [_export(result.directory, path, force=False) for path in output or ()]
     facts = {"exit_code": result.exit_code, "reason": result.reason, "run_directory": str(result.directory), "report": str(result.report),
              "status": result.status.to_json(), "exports": exported}  # fmt: skip
-    _print(facts if as_json else None, _run_lines(facts))
+    print_facts(facts if as_json else None, _run_lines(facts))
     raise typer.Exit(result.exit_code)
 
 
@@ -90,7 +81,7 @@ def plan(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = Fals
         f"batches of at most {prepared.plan.max_batch_rows} rows and {prepared.plan.batch_tokens:,} tokens",
         *prepared.notes,
     ]
-    _print(facts if as_json else None, lines)
+    print_facts(facts if as_json else None, lines)
 
 
 @app.command()
@@ -112,19 +103,19 @@ def bench(
 
     options = BenchOptions(documents, slow_documents, repetitions, task, to_the_end, tuple(only or ()))
     result = measure(load_config(config, overrides or ()), options, lambda text: print(text, file=sys.stderr))
-    _print(result.to_json() if as_json else None, table(result))
+    print_facts(result.to_json() if as_json else None, table(result))
 
 
 @app.command()
 def status(directory: RunPath, as_json: AsJson = False) -> None:
     """Count documents and states; also while a run is going on."""
-    with _ledger(directory) as ledger:
+    with open_ledger(directory) as ledger:
         counts = ledger.status().to_json()
     lines = [f"{counts['documents']:,} documents, {counts['rejected']:,} rejected, {counts['duplicates']:,} repeated; "
              + ("complete" if counts["complete"] else "not complete")]  # fmt: skip
     for name, states in counts["tasks"].items():
         lines.append(f"{name}: " + ", ".join(f"{count:,} {state}" for state, count in states.items() if count))
-    _print(counts if as_json else None, lines)
+    print_facts(counts if as_json else None, lines)
 
 
 @app.command()
@@ -137,7 +128,7 @@ def export(
 ) -> None:
     """Write one row a document, in input order."""
     facts = _export(directory, output, force=force, view=view)
-    _print(facts if as_json else None, [f"{facts['rows']:,} rows written to {facts['output']}"])
+    print_facts(facts if as_json else None, [f"{facts['rows']:,} rows written to {facts['output']}"])
 
 
 @app.command()
@@ -160,7 +151,7 @@ def calibrate(
     from pipeline.views import calibrate_run
 
     place = RunDirectory(directory)
-    with _ledger(directory):
+    with open_ledger(directory):
         pass
     with place.locked(), Ledger.open(place.ledger, write=True) as ledger:
         made = calibrate_run(
@@ -169,7 +160,7 @@ def calibrate(
         )  # fmt: skip
     facts = {name: {"view": view.number, "method": view.calibration.method, "threshold": view.threshold, "final": view.final,
                     "sentence": view.sentence} for name, view in made.items()}  # fmt: skip
-    _print({"tasks": facts} if as_json else None, [f"{name}: view {view.number}; {view.sentence}" for name, view in made.items()])
+    print_facts({"tasks": facts} if as_json else None, [f"{name}: view {view.number}; {view.sentence}" for name, view in made.items()])
 
 
 @app.command()
@@ -177,9 +168,9 @@ def report(directory: RunPath, as_json: AsJson = False) -> None:
     """Print the report, fresh from the ledger; also while a run is going on."""
     from pipeline.report import build_report, render_markdown
 
-    with _ledger(directory) as ledger:
+    with open_ledger(directory) as ledger:
         facts = build_report(ledger)
-    _print(facts if as_json else None, [render_markdown(facts)])
+    print_facts(facts if as_json else None, [render_markdown(facts)])
 
 
 @app.command()
@@ -193,11 +184,11 @@ def retry(
     from pipeline.stores.ledger import Ledger
 
     place = RunDirectory(directory)
-    with _ledger(directory):
+    with open_ledger(directory):
         pass  # a folder without a ledger is refused before a lock is made in it
     with place.locked(), Ledger.open(place.ledger, write=True) as ledger:
         count = ledger.retry(task or None)
-    _print({"retried": count} if as_json else None, [f"{count:,} set back to pending; run the configuration again"])
+    print_facts({"retried": count} if as_json else None, [f"{count:,} set back to pending; run the configuration again"])
 
 
 @app.command()
@@ -210,7 +201,7 @@ def show(
     from pipeline.inspection import inspect, render
 
     facts = inspect(directory, document)
-    _print(facts if as_json else None, render(facts))
+    print_facts(facts if as_json else None, render(facts))
 
 
 @app.command()
@@ -225,8 +216,11 @@ def doctor(
     findings = examine(config, overrides or ())
     words = {"ok": "ok  ", "warn": "slow", "stop": "STOP"}
     facts = {"findings": [{"name": finding.name, "level": finding.level, "message": finding.sentence} for finding in findings]}
-    _print(facts if as_json else None, [f"{words[finding.level]}  {finding.name}: {finding.sentence}" for finding in findings])
+    print_facts(facts if as_json else None, [f"{words[finding.level]}  {finding.name}: {finding.sentence}" for finding in findings])
     raise typer.Exit(EXIT_USAGE if any(finding.level == "stop" for finding in findings) else EXIT_DONE)
+
+
+add_quality_commands(app)
 
 
 def main() -> None:
@@ -243,17 +237,10 @@ def main() -> None:
         sys.exit(EXIT_FAULT)
 
 
-def _ledger(directory: Path) -> Ledger:
-    from pipeline.run_directory import LEDGER
-    from pipeline.stores.ledger import Ledger
-
-    return Ledger.open(directory / LEDGER, write=False)
-
-
 def _export(directory: Path, output: Path, *, force: bool, view: int | None = None) -> dict[str, Any]:
     from pipeline.export import export as write_export
 
-    with _ledger(directory) as ledger:
+    with open_ledger(directory) as ledger:
         rows = write_export(ledger, output, force=force, view=view)
     return {"output": str(output), "rows": rows}
 
@@ -270,11 +257,6 @@ def _run_lines(facts: dict[str, Any]) -> list[str]:
         lines.append(f"  {counts['rejected']:,} rows were rejected: {facts['run_directory']}/rejects.jsonl")
     lines.append(f"  report: {facts['report']}")
     return lines + [f"  export: {export['output']} ({export['rows']:,} rows)" for export in facts["exports"]]
-
-
-def _print(facts: dict[str, Any] | None, lines: list[str]) -> None:
-    """Facts as one JSON object, or lines for people."""
-    print(json.dumps(facts, ensure_ascii=False, default=str) if facts is not None else "\n".join(lines))
 
 
 if __name__ == "__main__":

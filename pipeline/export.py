@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 from pipeline.atomic import replace_file
 from pipeline.config import parse_config
 from pipeline.errors import OvernightError, UsageError
+from pipeline.escape import spreadsheet_text
 from pipeline.sources import source_files
 from pipeline.stores.ledger import Ledger
 from pipeline.stores.reading import ExportRow, TaskResult, TaskRow, answer_probability
@@ -32,7 +33,6 @@ Row = dict[str, Any]
 _GROUP_ROWS = 2048
 _GROUP_CHARACTERS = 8_000_000
 _LINE_ENDS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}  # some readers of lines split at these
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _HEAD_BYTES = 1 << 24
 
 
@@ -173,14 +173,16 @@ def _write_csv(stream: IO[bytes], columns: Sequence[str], rows: Iterable[Row], _
 def _csv_cell(value: Any) -> Any:
     if isinstance(value, list | dict):
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    return "'" + value if isinstance(value, str) and value.startswith(_FORMULA) else value
+    return spreadsheet_text(value) if isinstance(value, str) else value
 
 
 def _write_parquet(stream: IO[bytes], columns: Sequence[str], rows: Iterable[Row], tasks: Sequence[TaskRow]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    types = {"id": pa.string()} | {name: kind for task in tasks for name, kind in zip(_group(task, viewed=True), _types(task, pa), strict=False)}
+    types = {"id": pa.string()} | {
+        name: kind for task in tasks for name, kind in zip(_group(task, viewed=True), _types(task, pa), strict=False)
+    }
     schema = pa.schema([(name, types[name]) for name in columns])
     iterator = iter(rows)
     with pq.ParquetWriter(stream, schema, compression="zstd") as writer:

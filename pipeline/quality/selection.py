@@ -71,7 +71,7 @@ def review(
     document is (its entropy, normalized to 1) and how suspicious (how little its neighbours by text believe its label); each pick
     lowers the value of documents like it, so that the picks are varied.
     """
-    kept = _uncertain_and_random(documents, max(candidates, count), seed)
+    kept = uncertain_and_random(documents, max(candidates, count), seed)
     if not kept:
         return []
     probabilities = np.array([document.probabilities for document in kept], dtype=np.float64)
@@ -111,7 +111,7 @@ def _distinct(documents: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     return list({text: (name, text) for name, text in reversed(documents) if text.strip()}.values())[::-1]
 
 
-def _uncertain_and_random(documents: Iterable[Answered], size: int, seed: int) -> list[Answered]:
+def uncertain_and_random(documents: Iterable[Answered], size: int, seed: int) -> list[Answered]:
     """Half of ``size`` the least certain of all, half drawn at random from the rest, in the order read; memory for ``size`` only."""
     generator = random.Random(seed)
     hard: list[tuple[float, int, Answered]] = []
