@@ -115,6 +115,11 @@ class FrameBuilder:
         self._options = {"date_string": day.strftime("%d %b %Y"), "strftime_now": day.strftime, **options}
         self._templates: dict[bool, _Template] = {}
 
+    @property
+    def document_first(self) -> bool:
+        """Whether the document stands before the instructions."""
+        return self._document_first
+
     def build(self, instructions: str, cue: str, system: str | None = None) -> Frame:
         """Frame of ``instructions`` about a document. ``cue`` ("Summary:") ends a prompt only where the model has no chat template."""
         template = self._template(bool(system))

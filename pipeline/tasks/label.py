@@ -6,6 +6,10 @@ log-probabilities over the labels.
 
 Long documents (``aggregate``): every part is scored; the document's probability of a label is the mean of its parts'
 probabilities, weighted by their tokens (a linear opinion pool).
+
+Examples stand between the instructions and the document, in the prefix that all documents share, and so are read once. What of them
+the model reads is in the job's identity (``examples``: id, label, digest of the text); a document that was shown must not be
+scored against the gold set, see ``example_ids``.
 """
 
 from __future__ import annotations
@@ -17,7 +21,9 @@ from typing import Any
 from pipeline.config import LabelTask
 from pipeline.errors import ConfigError, DocumentFailed
 from pipeline.prompts import Frame, Part, count_tokens, fits, head
+from pipeline.quality.examples import Example
 from pipeline.records import Answer, Document, Generation, Score, Step, TaskJob
+from pipeline.tasks import shown
 from pipeline.tasks.base import Instructions, Setting, Work, ask, checked_at_start, definition, parts_of, require_room
 
 DEFAULT_INSTRUCTIONS = "Read the text below and decide which category it belongs to."
@@ -28,21 +34,22 @@ _LEAST_ROOM = 32
 
 
 class Label:
-    """The task ``label``; see the module. ``shared`` enters the identity: model, numbers, layout."""
+    """The task ``label``; see the module. ``shared`` enters the identity: model, numbers, layout.
 
-    def __init__(self, config: LabelTask, setting: Setting, shared: dict[str, Any]) -> None:
+    ``example_ids`` are the documents that the model is shown with their labels, among those that ``examples`` offers.
+    """
+
+    def __init__(self, config: LabelTask, setting: Setting, shared: dict[str, Any], examples: Sequence[Example] = ()) -> None:
         self._config = config
         self._setting = setting
+        self._names = config.read_names
+        self._examples = shown.choose(config, examples, setting.tokenizer)
+        self.example_ids = self._examples.ids if self._examples else frozenset()
         self._instructions = Instructions(config.instructions or DEFAULT_INSTRUCTIONS, config.name)
-        identity = {
-            **shared,
-            "task": {**_asked(config), "labels": [[name, config.labels[name]] for name in config.labels]},
-            "instructions": config.instructions or DEFAULT_INSTRUCTIONS,
-        }
-        self.job = TaskJob(config.name, "label", identity, self._instructions.fields)
+        self.job = TaskJob(config.name, "label", self._identity(shared), self._instructions.fields)
         self._score = self._continuations()
         self._fixed: dict[str, Frame] = {}
-        self.notes = setting.frames.build("", "Category:", config.system).notes
+        self.notes = (*setting.frames.build("", "Category:", config.system).notes, *self._example_notes())
         if not self._instructions.per_document:
             checked_at_start(lambda: self._room(self._frames(self._instructions.plain)))
 
@@ -53,9 +60,36 @@ class Label:
         probabilities = yield from self._probabilities(frames, parts)
         return self._answer(probabilities, parts, dropped)
 
+    def _identity(self, shared: Mapping[str, Any]) -> dict[str, Any]:
+        defined = {key: value for key, value in definition(self._config).items() if key not in shown.IDENTITY_LEAVES_OUT}
+        return {
+            **shared,
+            "task": {**defined, "labels": [[name, about] for name, about in self._config.labels.items()]},
+            "instructions": self._config.instructions or DEFAULT_INSTRUCTIONS,
+            **({"examples": shown.identity(self._examples.shown)} if self._examples else {}),
+        }
+
+    def _example_notes(self) -> tuple[str, ...]:
+        """What people are told about the examples. Raises ConfigError where they would not stand before the document."""
+        if self._examples is None:
+            return ()
+        if self._setting.frames.document_first:
+            raise ConfigError(f"task {self._config.name!r} has examples, which stand before the document: set layout: instructions_first")
+        count = f"{len(self._examples.shown)} examples of {self._examples.tokens:,} tokens are shown"
+        notes = [count, *self._examples.notes]
+        if self._instructions.per_document:
+            notes.append("the instructions differ from document to document, so the examples are read again for each")
+        return tuple(f"task {self._config.name!r}: {note}" for note in notes)
+
     def _room(self, frames: Mapping[str, Frame]) -> int:
         longest = max(len(answer) for answer in self._score.continuations)
         room = min(frame.room(self._setting.context_tokens, longest) for frame in frames.values())
+        if self._examples is not None and room < _LEAST_ROOM <= room + self._examples.tokens:
+            raise DocumentFailed(
+                "too_long",
+                f"the {len(self._examples.shown)} examples of task {self._config.name!r}, {self._examples.tokens:,} tokens, leave {room} "
+                f"of the context's {self._setting.context_tokens:,} for a document, at least {_LEAST_ROOM} are needed; lower examples_tokens",
+            )
         require_room(self._config.name, room, _LEAST_ROOM)
         return room
 
@@ -122,18 +156,20 @@ class Label:
         return self._fixed
 
     def _build(self, instructions: str) -> dict[str, Frame]:
-        described = {name: f"{name}: {about}" if about else name for name, about in self._config.labels.items()}
+        described = {name: f"{self._names[name]}: {about}" if about else self._names[name] for name, about in self._config.labels.items()}
         if self._config.multi:
             return {name: self._frame(_YES_NO, instructions, text) for name, text in described.items()}
         return {"": self._frame(_CHOICE, instructions, "\n".join(f"- {text}" for text in described.values()))}
 
     def _frame(self, pattern: str, instructions: str, labels: str) -> Frame:
         text = pattern.format(instructions=instructions, labels=labels)
+        if self._examples is not None:
+            text += "\n\n" + shown.written(self._examples.shown, self._names)
         return self._setting.frames.build(text, "Category:", self._config.system)
 
     def _continuations(self) -> Score:
         names = _ANSWERS if self._config.multi else tuple(self._config.labels)
-        sequences = tuple(self._setting.frames.answer(name) for name in names)
+        sequences = tuple(self._setting.frames.answer(self._names.get(name, name) if not self._config.multi else name) for name in names)
         for index, sequence in enumerate(sequences):
             if sequence in sequences[:index]:
                 first = names[sequences.index(sequence)]
