@@ -88,7 +88,7 @@ class Label:
             raise DocumentFailed(
                 "too_long",
                 f"the {len(self._examples.shown)} examples of task {self._config.name!r}, {self._examples.tokens:,} tokens, leave {room} "
-                f"of the context's {self._setting.context_tokens:,} for a document, at least {_LEAST_ROOM} are needed; lower examples_tokens",
+                f"of the context's {self._setting.context_tokens:,} for a document, at least {_LEAST_ROOM} needed; lower examples_tokens",
             )
         require_room(self._config.name, room, _LEAST_ROOM)
         return room
