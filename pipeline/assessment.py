@@ -14,14 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.assessment_table import counts
 from pipeline.errors import UsageError
 from pipeline.gold import read_gold
 from pipeline.plots import draw, require_plots
+from pipeline.quality import metrics
 from pipeline.quality.abstain import abstains
 from pipeline.quality.calibration import calibrate
-from pipeline.quality.metrics import (
-    Interval, accuracy, bootstrap, confusion, coverage_curve, expected_calibration_error, macro_f1, per_label, reliability,
-)  # fmt: skip
 from pipeline.quality.scores import Floats, Ints, label_numbers
 from pipeline.records import digest
 from pipeline.stores.ledger import Ledger
@@ -93,7 +92,7 @@ def evaluate_labels(ledger: Ledger, task: TaskRow, gold: Mapping[str, str], numb
         return facts | {"judged": int(fit.checked["gold"]), "headline": _recorded(fit.checked)}
     judged = fit.judged or _judged(rows, task, view, gold, labels)
     if not len(judged.gold):
-        raise UsageError(f"no gold label can be compared with task {task.job.name!r}: {_counts(left_out)} of {len(gold):,} gold rows")
+        raise UsageError(f"no gold label can be compared with task {task.job.name!r}: {counts(left_out)} of {len(gold):,} gold rows")
     return facts | _measured(judged, labels)
 
 
@@ -178,7 +177,8 @@ def _fit_of(ledger: Ledger, task: TaskRow, view: View | None, gold: Mapping[str,
     placed = _placed([row.id for row in scored], gold, shown_to_the_model(task))
     same = bool(placed) and kept["gold_digest"] == digest(*(f"{place}={label}" for place, label in sorted(placed.items())))
     if not same:
-        note = f"view {view.number} was made with {kept.get('gold', 0):,} gold labels; as far as this file repeats them, the figures are too good"
+        known = f"view {view.number} was made with {kept.get('gold', 0):,} gold labels"
+        note = f"{known}; as far as they stand in this file too, the figures are too good"
         return _Fit("answers", [note])
     notes = [] if view.threshold is None else ["where the threshold was chosen on these gold labels, the answered part looks too good"]
     if view.calibration.method != "gold":
@@ -222,78 +222,32 @@ def _recorded(checked: Mapping[str, float]) -> dict[str, Any]:
 def _measured(judged: _Judged, labels: Sequence[str]) -> dict[str, Any]:
     confidence = judged.probabilities.max(axis=1)
     right = judged.probabilities.argmax(axis=1) == judged.gold
-    curve = coverage_curve(confidence, right)
+    curve = metrics.coverage_curve(confidence, right)
     every = max(1, -(-len(curve) // CURVE_POINTS))
-    table = per_label(judged.predicted, judged.gold, labels)
+    table = metrics.per_label(judged.predicted, judged.gold, labels)
     answered = int((judged.predicted >= 0).sum())
     return {
         "judged": len(judged.gold), "answered": answered, "abstained": len(judged.gold) - answered,
         "majority_share": float(np.bincount(judged.gold).max() / len(judged.gold)),
         "headline": {name: asdict(interval) for name, interval in _headline(judged, len(labels)).items()},
         "per_label": [asdict(row) | {"precision": row.precision, "recall": row.recall, "f1": row.f1} for row in table],
-        "confusion": confusion(judged.predicted, judged.gold, len(labels)).tolist(),
-        "reliability": [asdict(one) for one in reliability(confidence, right)],
+        "confusion": metrics.confusion(judged.predicted, judged.gold, len(labels)).tolist(),
+        "reliability": [asdict(one) for one in metrics.reliability(confidence, right)],
         "coverage_curve": [asdict(point) for place, point in enumerate(curve) if place % every == 0 or place == len(curve) - 1],
     }  # fmt: skip
 
 
-def _headline(judged: _Judged, label_count: int) -> dict[str, Interval]:
+def _headline(judged: _Judged, label_count: int) -> dict[str, metrics.Interval]:
     """The figures with their bootstrap intervals. Calibration error is over all documents, by the likeliest label, abstained or not."""
     predicted, gold = judged.predicted, judged.gold
     confidence, right = judged.probabilities.max(axis=1), judged.probabilities.argmax(axis=1) == gold
     answered = predicted >= 0
     statistics: dict[str, Callable[[Ints], float]] = {
-        "accuracy": lambda drawn: accuracy(predicted[drawn], gold[drawn]),
-        "macro_f1": lambda drawn: macro_f1(predicted[drawn], gold[drawn], label_count),
-        "calibration_error": lambda drawn: expected_calibration_error(confidence[drawn], right[drawn]),
+        "accuracy": lambda drawn: metrics.accuracy(predicted[drawn], gold[drawn]),
+        "macro_f1": lambda drawn: metrics.macro_f1(predicted[drawn], gold[drawn], label_count),
+        "calibration_error": lambda drawn: metrics.expected_calibration_error(confidence[drawn], right[drawn]),
     }
     if not answered.all():
         statistics["coverage"] = lambda drawn: float(answered[drawn].mean())
-        statistics["answered_accuracy"] = lambda drawn: accuracy(predicted[drawn[answered[drawn]]], gold[drawn[answered[drawn]]])
-    return {name: bootstrap(statistic, len(gold)) for name, statistic in statistics.items()}
-
-
-# ── lines for people ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def render(facts: Mapping[str, Any]) -> list[str]:
-    """Lines for people."""
-    lines: list[str] = []
-    for name, found in facts["tasks"].items():
-        lines += ["", f"== task {name} ==", *_heading(found)]
-        lines += [f"{title.replace('_', ' '):<18}{_interval(value)}" for title, value in found["headline"].items()]
-        lines += _table(found.get("per_label", ()))
-    return [*lines[1:], *(f"plot: {path}" for path in facts["plots"])]
-
-
-def _heading(found: Mapping[str, Any]) -> list[str]:
-    compared = f"{found['judged']:,} documents compared"
-    if "abstained" in found:
-        compared += f", {found['abstained']:,} of them abstained from; the most frequent label has {found['majority_share']:.1%} of them"
-    left = [f"left out: {_counts(found['left_out'])}"] if found["left_out"] else []
-    view = [f"view {found['view']}: {found['view_sentence']}" if found["view"] else "the model's own labels, uncalibrated"]
-    return [*(view if found["kind"] == "label" else []), compared, *left, *found["notes"]]
-
-
-def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    if not rows:
-        return []
-    width = max(5, *(len(row["label"]) for row in rows))
-    lines = ["", f"{'label':<{width}}  {'gold':>6}  {'given':>6}  {'right':>6}  precision  recall     f1"]
-    for row in rows:
-        shares = f"{_share(row['precision']):>9}  {_share(row['recall']):>6}  {_share(row['f1']):>5}"
-        lines.append(f"{row['label']:<{width}}  {row['gold']:>6,}  {row['predicted']:>6,}  {row['right']:>6,}  {shares}")
-    return lines
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
-
-
-def _interval(value: Mapping[str, Any]) -> str:
-    shown = f"{value['value']:.3f}"
-    return shown if value["low"] is None else f"{shown}  ({value['low']:.3f} to {value['high']:.3f})"
-
-
-def _counts(left_out: Mapping[str, int]) -> str:
-    return ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
+        statistics["answered_accuracy"] = lambda drawn: metrics.accuracy(predicted[drawn[answered[drawn]]], gold[drawn[answered[drawn]]])
+    return {name: metrics.bootstrap(statistic, len(gold)) for name, statistic in statistics.items()}

@@ -29,7 +29,7 @@ def evaluate(
 ) -> None:
     """Compare the answers of a run with gold labels or reference summaries; the model is not asked."""
     from pipeline.assessment import evaluate as judge
-    from pipeline.assessment import render
+    from pipeline.assessment_table import render
 
     with open_ledger(directory) as ledger:
         facts = judge(
