@@ -367,7 +367,7 @@ def _place(location: tuple[int | str, ...]) -> str:
     for index, part in enumerate(location):
         if isinstance(part, int):
             text += f"[{part}]"
-        elif not (index >= 2 and location[0] == "tasks" and isinstance(location[index - 1], int)):
+        elif not (index == 2 and location[0] == "tasks" and isinstance(location[1], int)):
             text += f".{part}" if text else str(part)
     return text or "(top level)"
 
