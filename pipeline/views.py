@@ -65,7 +65,7 @@ class View:
         labels = self.calibration.labels
         logs = self.calibration.log_probabilities([[_of(result)[label] for label in labels] for result in results])
         probabilities = np.exp(logs)
-        away = abstains(probabilities.max(axis=1), self.threshold)
+        away = np.zeros(len(results), dtype=bool) if self.threshold is None else abstains(probabilities.max(axis=1), self.threshold)
         best = probabilities.argmax(axis=1)
         return [
             replace(
