@@ -190,9 +190,10 @@ def _fit_of(ledger: Ledger, task: TaskRow, view: View | None, gold: Mapping[str,
 
 
 def _placed(ids: Sequence[str], gold: Mapping[str, str], shown: frozenset[str]) -> dict[int, str]:
-    """Gold labels by row, as a view counts them: ids under several texts and examples have no part."""
+    """Gold labels by row, as a view counts them: ids under several texts and examples have no part. Their order decides the folds."""
     occurrences = Counter(ids)
-    return {place: gold[name] for place, name in enumerate(ids) if name in gold and occurrences[name] == 1 and name not in shown}
+    places = {name: place for place, name in enumerate(ids)}
+    return {places[name]: label for name, label in gold.items() if occurrences[name] == 1 and name not in shown}
 
 
 def _cross_validated(view: View, scores: Floats, placed: Mapping[int, str], notes: list[str]) -> _Fit:
