@@ -88,7 +88,7 @@ def test_labels_a_view_was_fitted_on_are_judged_by_cross_validation(tmp_path: Pa
     assert "100 gold labels" in other["notes"][0]
 
 
-def test_recorded_figures_stand_in_when_the_fit_cannot_be_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recorded_figures_stand_in_when_the_fit_cannot_be_made_again(tmp_path: Path) -> None:
     truth = finished(tmp_path, 150)
     gold = gold_file(tmp_path / "gold.jsonl", dict(itertools.islice(truth.items(), 60)))
     _calibrate(tmp_path, gold=gold, shares=["world=0.7", "sports=0.1", "business=0.1", "science=0.1"])

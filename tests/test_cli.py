@@ -16,7 +16,8 @@ import pytest
 
 from tests.nights import ANight, documents, no_process_left
 
-COMMANDS = ("run", "plan", "status", "export", "report", "retry", "show", "doctor", "evaluate", "review", "sample")
+COMMANDS = ("run", "plan", "status", "export", "report", "retry", "show", "doctor")
+QUALITY_COMMANDS = ("evaluate", "review", "sample")  # what they do is in test_assessment and test_picking
 LIGHT = {"pipeline", "pipeline.cli", "pipeline.cli_quality", "pipeline.cli_words", "pipeline.errors"}
 # Typer itself loads pydantic; that none of our own models is built is seen by pipeline.config.
 HEAVY = {"torch", "transformers", "accelerate", "bitsandbytes", "datasets", "prefect", "pyarrow", "numpy", "sqlalchemy", "yaml"}
@@ -46,7 +47,7 @@ def night(tmp_path_factory: pytest.TempPathFactory) -> ANight:
 # ── help ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("arguments", [("--help",), *((name, "--help") for name in COMMANDS)], ids=" ".join)
+@pytest.mark.parametrize("arguments", [("--help",), *((name, "--help") for name in COMMANDS + QUALITY_COMMANDS)], ids=" ".join)
 def test_help_loads_nothing_heavy(arguments: tuple[str, ...]) -> None:
     done = subprocess.run([sys.executable, "-c", _HELP, *arguments], capture_output=True, text=True, cwd=ROOT, check=True)
     assert "Usage" in done.stdout
