@@ -3,6 +3,10 @@
 A calibration is a frozen value: one linear map of the normalized scores, and the description that every export states. It is
 kept as plain JSON and applied to any number of documents without scikit-learn, a model or a gold set.
 
+A label may be scored by several words (its name, terms of its description): ``columns`` names the label that each score
+column speaks for, and a label's score is the mean of its words' log-probabilities, that is their geometric mean. Over the batch this
+cancels how common each word is as a word, and words that are odd for one document weigh little beside the others.
+
 With ``multi`` every label is a question of its own: calibrate the two-column matrix of ``yes_no`` for each of them.
 """
 
@@ -18,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import LedgerError, UsageError
-from pipeline.quality.fitting import Selection, candidates, select
+from pipeline.quality.fitting import Linear, Selection, candidates, select
 from pipeline.quality.metrics import expected_calibration_error
-from pipeline.quality.scores import Floats, blocks, extra, label_numbers, log_softmax, matrix, normalized
+from pipeline.quality.scores import Floats, blocks, extra, label_numbers, log_softmax, matrix, normalized, pooled
 from pipeline.quality.shares import expected, mean_offsets, share_offsets
 
 FORMAT = 1
@@ -51,12 +55,14 @@ class CrossValidation:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Calibrated log-probabilities = log_softmax(normalized scores @ weights.T + bias), and how they came about.
+    """Calibrated log-probabilities = log_softmax(normalized label scores @ weights.T + bias), and how they came about.
 
+    ``columns`` are the labels that the raw score columns speak for; equal to ``labels`` where each has one.
     ``fitted_on`` counts the documents whose scores entered the offsets; ``tried`` are the candidates' cross-validated log-losses.
     """
 
     labels: tuple[str, ...]
+    columns: tuple[str, ...]
     method: Method
     form: str
     assumption: str
@@ -70,8 +76,11 @@ class Calibration:
     notes: tuple[str, ...] = ()
 
     def log_probabilities(self, scores: npt.ArrayLike) -> Floats:
-        """Calibrated natural logs, (documents, labels), each row summing to 1 as probabilities. Raises UsageError."""
-        rows = matrix(scores, self.labels)
+        """Calibrated natural logs, (documents, labels), of raw scores, (documents, columns); as probabilities each row sums to 1.
+
+        Raises UsageError.
+        """
+        rows = pooled(matrix(scores, self.columns), self.columns, self.labels)
         weights, bias = np.array(self.weights), np.array(self.bias)
         for_all = np.empty_like(rows)
         for block in blocks(*rows.shape):
@@ -106,7 +115,7 @@ class Calibration:
             if found != FORMAT:
                 raise LedgerError(f"the calibration has the format {found}, this version reads {FORMAT}; use the version that wrote it")
             checked = values.pop("cross_validation")
-            for name in ("labels", "bias", "notes"):
+            for name in ("labels", "columns", "bias", "notes"):
                 values[name] = tuple(values[name])
             for name in ("weights", "tried"):
                 values[name] = tuple(map(tuple, values[name]))
@@ -119,23 +128,25 @@ def calibrate(
     scores: npt.ArrayLike,
     labels: Sequence[str],
     *,
+    columns: Sequence[str] | None = None,
     method: Literal["auto", "none", "batch", "gold"] = "auto",
     expected_shares: Mapping[str, float] | None = None,
     gold: Mapping[int, str] | None = None,
     seed: int = 0,
 ) -> Calibration:
-    """The calibration of a run's ``scores``, natural logs, (documents, labels).
+    """The calibration of a run's ``scores``, natural logs, (documents, columns), a column a label unless ``columns`` says otherwise.
 
     ``gold`` maps rows to their true labels; ``auto`` uses it when there is one and the batch otherwise. A gold set that is too small to fit
     and test anything falls back to the batch, with a note. Deterministic in its arguments. Raises UsageError.
     """
-    rows = matrix(scores, labels)
+    columns = tuple(columns or labels)
+    rows = pooled(matrix(scores, columns), columns, labels)
     if method == "none" or not len(rows):
-        return _uncalibrated(labels, seed)
-    over_batch = _over_batch(rows, labels, expected_shares, seed)
+        return _uncalibrated(labels, columns, seed)
+    over_batch = replace(_over_batch(rows, labels, expected_shares, seed), columns=columns)
     if method == "batch" or (method == "auto" and not gold):
         return over_batch
-    gold = gold or {}
+    gold = dict(sorted((gold or {}).items()))
     numbers = label_numbers(list(gold.values()), labels)
     too_small = _too_small(len(gold), len(np.unique(numbers)))
     if too_small:
@@ -143,10 +154,12 @@ def calibrate(
     places = _places(gold, len(rows))
     scale = _scale(rows, over_batch)
     features = (normalized(rows[places]) + np.array(over_batch.bias)) / scale
+    # In the order of their names, so that the folds, and by them the choice, do not depend on the order in which labels are listed.
+    by_name = np.array(sorted(range(len(labels)), key=labels.__getitem__))
     # Hundreds of fits of a few hundred numbers each: threads would only wait for each other.
     with extra("threadpoolctl").threadpool_limits(limits=1):
-        found = select(features, numbers, candidates(len(labels), scale), folds=FOLDS, seed=seed)
-    return _fitted(over_batch, found, places, numbers, scale)
+        found = select(features[:, by_name], np.argsort(by_name)[numbers], candidates(len(labels), scale), folds=FOLDS, seed=seed)
+    return _fitted(over_batch, _listed(found, np.argsort(by_name)), places, numbers, scale)
 
 
 def yes_no(log_yes: npt.ArrayLike) -> Floats:
@@ -156,9 +169,11 @@ def yes_no(log_yes: npt.ArrayLike) -> Floats:
     return np.column_stack([yes, no])
 
 
-def _uncalibrated(labels: Sequence[str], seed: int) -> Calibration:
+def _uncalibrated(labels: Sequence[str], columns: tuple[str, ...], seed: int) -> Calibration:
     form = "the model's own scores, normalized over the labels"
-    return Calibration(tuple(labels), "none", form, "nothing is assumed", _rows(np.eye(len(labels))), (0.0,) * len(labels), seed=seed)
+    return Calibration(
+        tuple(labels), columns, "none", form, "nothing is assumed", _rows(np.eye(len(labels))), (0.0,) * len(labels), seed=seed
+    )
 
 
 def _over_batch(rows: Floats, labels: Sequence[str], shares: Mapping[str, float] | None, seed: int) -> Calibration:
@@ -174,7 +189,7 @@ def _over_batch(rows: Floats, labels: Sequence[str], shares: Mapping[str, float]
         assumption = "assumes the expected shares " + ", ".join(f"{label} {share:.3g}" for label, share in common)
         assumption += "" if len(labels) <= 5 else f" and those of {len(labels) - 5} more"
     weights = _rows(np.eye(len(labels)))
-    return Calibration(tuple(labels), "batch", form, assumption, weights, tuple(offsets.tolist()), len(rows), seed=seed)
+    return Calibration(tuple(labels), tuple(labels), "batch", form, assumption, weights, tuple(offsets.tolist()), len(rows), seed=seed)
 
 
 def _too_small(count: int, different: int) -> str:
@@ -194,6 +209,12 @@ def _scale(rows: Floats, over_batch: Calibration) -> float:
     """The standard deviation of the batch-calibrated scores about each document's mean, over (at most 100,000) documents."""
     thinned = normalized(rows[:: math.ceil(len(rows) / 100_000)]) + np.array(over_batch.bias)
     return max(_LEAST_SCALE, float((thinned - thinned.mean(axis=1, keepdims=True)).std()))
+
+
+def _listed(found: Selection, places: npt.NDArray[np.int64]) -> Selection:
+    """The selection with its labels in the order of ``places``."""
+    calibrator = Linear(found.calibrator.weights[np.ix_(places, places)], found.calibrator.bias[places])
+    return replace(found, calibrator=calibrator, held_out=found.held_out[:, places])
 
 
 def _fitted(

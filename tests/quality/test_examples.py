@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import UsageError
@@ -70,6 +70,7 @@ def test_a_label_without_documents_is_told_and_a_foreign_one_refused() -> None:
         choose_examples([Example("x", "text", "eggs")], LABELS, 2, budget_tokens=1000, count_tokens=words)
 
 
+@settings(max_examples=50)
 @given(
     st.lists(st.tuples(st.text(max_size=80), st.sampled_from(LABELS)), max_size=12),
     st.integers(1, 5),
