@@ -14,19 +14,19 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.batching import row_tokens
 from pipeline.config import Config
+from pipeline.engine.backend import TransformersBackend
+from pipeline.engine.choice import Decoder
+from pipeline.engine.contest import DECODERS, EACH_LABEL, GENERATE_BATCH, NAIVE, ONE_BY_ONE, OURS, STATIC, Contest, Heat
 from pipeline.errors import UsageError
 from pipeline.flight import Flight
 from pipeline.preparation import Preparation, prepare, resolve
 from pipeline.records import Decode, Document, Request
 from pipeline.sources import read_source
 from pipeline.tasks import Task
-
-if TYPE_CHECKING:
-    from pipeline.engine.contest import Contest, Heat
 
 _Say = Callable[[str], None]
 
@@ -117,7 +117,7 @@ def _cells(line: Line) -> tuple[str, ...]:
 
 
 def _times(line: Line) -> str:
-    return "1" if line.name == "overnight" else f"{line.speedup:.2f}"
+    return "1" if line.name == OURS else f"{line.speedup:.2f}"
 
 
 def _percent(share: float | None) -> str:
@@ -130,8 +130,6 @@ def _whole(rate: float | None) -> str:
 
 def bench(config: Config, options: BenchOptions | None = None, say: _Say = lambda _: None) -> BenchResult:
     """Measure. Raises UsageError, ConfigError, DoesNotFit, SourceError; loads the model into this process."""
-    from pipeline.engine.backend import TransformersBackend
-
     options = options or BenchOptions()
     backend = TransformersBackend(config, say)
     prepared = prepare(config, backend, resolve(config, backend, {}))
@@ -146,16 +144,16 @@ def bench(config: Config, options: BenchOptions | None = None, say: _Say = lambd
         return result
 
 
-def fastest(result: BenchResult) -> Any:
+def fastest(result: BenchResult) -> Decoder | None:
     """The decoder that ``engine.decoder: auto`` should mean after this, None where too little was compared to say.
 
     Another one than ours must be a twentieth faster at the very texts that ours writes.
     """
-    decoders = {"overnight": "overnight", "static": "transformers", "generate_batch": "continuous"}
-    if result.kind != "summarize" or {line.name for line in result.lines}.isdisjoint({"static", "generate_batch"}):
+    others = [line for line in result.lines if line.name in DECODERS and line.name != OURS]
+    if result.kind != "summarize" or not others:
         return None
-    equal = [line for line in result.lines if line.name in decoders and (line.same or 0) >= 0.99 and line.speedup <= 0.95]
-    return decoders[min(equal, key=lambda line: line.speedup).name] if equal else "overnight"
+    better = [line for line in others if (line.same or 0) >= 0.99 and line.speedup <= 0.95]
+    return DECODERS[min(better, key=lambda line: line.speedup).name] if better else "overnight"
 
 
 class _Bench:
@@ -178,13 +176,13 @@ class _Bench:
         for turn in range(self._options.repetitions):
             matmul.append(self._contest.matmul_flops())
             for name in names:
-                some = next(self._slow) if name in _slow_names() else self._requests
+                some = next(self._slow) if name in ONE_BY_ONE else self._requests
                 self._say(f"turn {turn + 1} of {self._options.repetitions}: {name}, {len(some)} documents")
                 heats[name].append((some, self._contest.run(name, some)))
-        ours = [self._seconds(*heat) for heat in heats["overnight"]]
-        answers = _answers(heats["overnight"][-1][1])
+        ours = [self._seconds(*heat) for heat in heats[OURS]]
+        answers = _answers(heats[OURS][-1][1])
         lines = tuple(self._line(name, heats[name], ours, answers, matmul) for name in names)
-        texts = [len(generation.token_ids) for generation in heats["overnight"][-1][1].generations.values()]
+        texts = [len(generation.token_ids) for generation in heats[OURS][-1][1].generations.values()]
         return BenchResult(
             task=self._task.job.name,
             kind=self._task.job.kind,
@@ -267,20 +265,12 @@ def _to_the_end(ask: Any) -> Any:
 
 
 def _contestants(requests: Sequence[Request], wanted: Sequence[str]) -> list[str]:
-    from pipeline.engine.contest import EACH_LABEL, GENERATE_BATCH, NAIVE, OURS, STATIC
-
     texts = isinstance(requests[0].ask, Decode)
     there = [OURS, NAIVE, STATIC, GENERATE_BATCH] if texts else [OURS, NAIVE, STATIC, EACH_LABEL]
     unknown = [name for name in wanted if name not in there]
     if unknown:
         raise UsageError(f"there is no contestant {unknown[0]!r} for this kind of task; there are {', '.join(there)}")
     return [name for name in there if name == OURS or not wanted or name in wanted]
-
-
-def _slow_names() -> tuple[str, ...]:
-    from pipeline.engine.contest import EACH_LABEL, NAIVE
-
-    return NAIVE, EACH_LABEL
 
 
 def _spread(requests: Sequence[Request], count: int) -> Iterator[list[Request]]:

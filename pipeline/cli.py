@@ -97,12 +97,14 @@ def bench(
     as_json: AsJson = False,
 ) -> None:
     """Compare this program with the ways of doing it by hand, on this machine, with the configuration's model and documents."""
-    from pipeline.bench import BenchOptions, table
-    from pipeline.bench import bench as measure
     from pipeline.config import load_config
 
+    settings = load_config(config, overrides or ())  # a wrong one is told before the libraries are imported
+    from pipeline.bench import BenchOptions, table
+    from pipeline.bench import bench as measure
+
     options = BenchOptions(documents, slow_documents, repetitions, task, to_the_end, tuple(only or ()))
-    result = measure(load_config(config, overrides or ()), options, lambda text: print(text, file=sys.stderr))
+    result = measure(settings, options, lambda text: print(text, file=sys.stderr))
     print_facts(result.to_json() if as_json else None, table(result))
 
 

@@ -6,7 +6,6 @@ passes took, how many tokens went through them, how many of those were padding.
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,18 +16,21 @@ import torch
 
 from pipeline.engine import attention
 from pipeline.engine.base import Engine
+from pipeline.engine.choice import Decoder
 from pipeline.engine.decoders import open_decoder
-from pipeline.engine.forward import Forward
-from pipeline.engine.generate import Settings, prefill, selected
-from pipeline.engine.library import attention_as
+from pipeline.engine.engine import generation_of
+from pipeline.engine.forward import Forward, attention_as
+from pipeline.engine.generate import Settings
 from pipeline.engine.loading import LoadedModel
 from pipeline.engine.numerics import torch_dtype
-from pipeline.records import Decode, Generation, Plan, Request
+from pipeline.engine.score import score
+from pipeline.records import Decode, Generation, Plan, Request, Score
 
 NAIVE, EACH_LABEL, OURS = "naive", "pass_per_label", "overnight"
 STATIC, GENERATE_BATCH = "static", "generate_batch"
 # Of texts, sorted static batches are the library's; scores it has none, there ours stand in.
-_ENGINES = {OURS: "overnight", STATIC: "transformers", GENERATE_BATCH: "continuous"}
+DECODERS: Mapping[str, Decoder] = {OURS: "overnight", STATIC: "transformers", GENERATE_BATCH: "continuous"}
+ONE_BY_ONE = (NAIVE, EACH_LABEL)
 _STATIC_ROWS = 16
 # A label written out by the naive loop needs at most so many tokens.
 NAIVE_LABEL_TOKENS = 5
@@ -185,9 +187,8 @@ class Contest:
 
     def _engine(self, name: str) -> tuple[Engine, str]:
         if name not in self._engines:
-            decoder: Any = _ENGINES[name]
             plan = replace(self.plan, max_batch_rows=min(_STATIC_ROWS, self.plan.max_batch_rows)) if name == STATIC else self.plan
-            self._engines[name] = open_decoder(decoder, self._loaded, plan, end_ids=self._end_ids, pad_id=self._pad_id)
+            self._engines[name] = open_decoder(DECODERS[name], self._loaded, plan, end_ids=self._end_ids, pad_id=self._pad_id)
         return self._engines[name]
 
     def _naive(self, requests: Sequence[Request]) -> dict[int, Generation]:
@@ -208,27 +209,13 @@ class Contest:
     def _each_label(self, requests: Sequence[Request]) -> dict[int, Generation]:
         """The document is read once; then every label is scored in a pass of its own over its cache."""
         settings = Settings(self.plan.prefill_chunk_tokens, 1, self.plan.batch_tokens, self.plan.placement, self._pad_id)
-        found = {}
         with attention_as(self._loaded.model, str(self._loaded.facts["attention"])):
-            for request in requests:
-                assert not isinstance(request.ask, Decode), "only labels are scored"
-                rows = prefill(self._forward, [request.ids], settings)
-                first = torch.log_softmax(rows.logits[0].float(), dim=-1)
-                scores = [
-                    float(first[label[0]]) + (self._tail(rows, label) if len(label) > 1 else 0.0) for label in request.ask.continuations
-                ]
-                found[request.request_id] = Generation(request.request_id, scores=tuple(scores), prompt_tokens=len(request.ids))
-        return found
+            return {request.request_id: self._scored(request, settings) for request in requests}
 
-    def _tail(self, rows: Any, label: Sequence[int]) -> float:
-        """Log-probability of a label's tokens after its first, on a copy of the document's cache."""
-        copy = selected(rows, [0], rows.columns + len(label) - 1)
-        ids = torch.tensor([label[:-1]], device=self._forward.device)
-        mask = torch.cat([copy.mask, copy.mask.new_ones(1, len(label) - 1)], dim=1)
-        positions = copy.positions[:, None] + torch.arange(len(label) - 1, device=ids.device)[None]
-        logits = self._forward(ids, mask, positions, copy.cache, keep=len(label) - 1)[0].float()
-        targets = torch.tensor(label[1:], device=logits.device)
-        return math.fsum(torch.log_softmax(logits, dim=-1).gather(1, targets[:, None])[:, 0].tolist())
+    def _scored(self, request: Request, settings: Settings) -> Generation:
+        assert isinstance(request.ask, Score), "only labels are scored"
+        (scores,) = score(self._forward, [request.ids], [request.ask], settings)
+        return generation_of(request, scores, settings.placement, 1, 0.0)
 
 
 def _drain(engine: Engine, requests: Sequence[Request]) -> dict[int, Generation]:

@@ -12,9 +12,10 @@ from typing import Literal
 from pipeline.engine.base import Engine
 from pipeline.engine.choice import Decoder
 from pipeline.engine.continuous import ContinuousEngine
-from pipeline.engine.library import LibraryEngine, PlainEngine, attention_as, disagreement
+from pipeline.engine.forward import attention_as
+from pipeline.engine.library import LibraryEngine, PlainEngine, disagreement
 from pipeline.engine.loading import LoadedModel
-from pipeline.engine.support import sliding_window, unsupported
+from pipeline.engine.support import sliding_window, spread, unsupported
 from pipeline.records import Plan
 
 _LIBRARY_WORDS = {"transformers": "generate of transformers", "continuous": "continuous batching of transformers"}
@@ -70,8 +71,8 @@ def _library_kind(name: Decoder) -> type[LibraryEngine]:
 
 
 def _unsuited(kind: type[LibraryEngine], loaded: LoadedModel, plan: Plan, pad_id: int, attention: str) -> str | None:
-    if not kind.spread and len({parameter.device for parameter in loaded.model.parameters()}) > 1:
-        return "it is spread over several devices"
+    if not kind.spread and (reason := spread(loaded.model)) is not None:
+        return reason
     static = PlainEngine(loaded.model, plan, end_ids=(), pad_id=pad_id, attention=attention)
     trial = kind(loaded.model, plan, end_ids=(), pad_id=pad_id, static=static, attention=attention)
     return disagreement(trial, loaded.model, plan)

@@ -7,16 +7,16 @@ every way out of failure. Tokens pass through ``generate.Output``, so that a tex
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 
 from pipeline.engine.base import Listener
 from pipeline.engine.engine import ModelEngine
+from pipeline.engine.forward import attention_as
 from pipeline.engine.sampling import sampler_for
 from pipeline.records import Decode, Generation, Plan, Request
 
@@ -24,22 +24,6 @@ _log = logging.getLogger(__name__)
 
 _TRIAL_PREFIX_TOKENS = 40  # more than a page of the paged cache, so that two prompts share one
 _TRIAL_NEW_TOKENS = 3
-
-
-@contextlib.contextmanager
-def attention_as(model: Any, implementation: str) -> Iterator[None]:
-    """Inside, ``model`` attends by ``implementation``; afterwards as it did before. Costs nothing where nothing changes."""
-    found = model.config._attn_implementation  # noqa: SLF001  # the setting has no public reader
-    _attend(model, implementation)
-    try:
-        yield
-    finally:
-        _attend(model, found)
-
-
-def _attend(model: Any, implementation: str) -> None:
-    if model.config._attn_implementation != implementation:  # noqa: SLF001  # as above
-        model.set_attn_implementation(implementation)
 
 
 class PlainEngine(ModelEngine):

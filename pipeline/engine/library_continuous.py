@@ -20,9 +20,10 @@ from typing import Any
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
 from pipeline.batching import new_tokens, row_tokens
-from pipeline.engine.engine import free_memory, is_out_of_memory
+from pipeline.engine.engine import free_memory, generation_of, is_out_of_memory
+from pipeline.engine.forward import attention_as
 from pipeline.engine.generate import NON_FINITE, Output
-from pipeline.engine.library import LibraryEngine, attention_as
+from pipeline.engine.library import LibraryEngine
 from pipeline.records import Decode, Generation, Request
 
 # The library's default of 256 is what flash attention's block tables ask for; a row wastes half a page on average.
@@ -237,16 +238,7 @@ class ContinuousLibraryEngine(LibraryEngine):
         if reply.error is not None or not guest.output.ended:
             self._static.admit([request])  # alone its numbers may hold; if not, it is recorded there
             return []
-        return [
-            Generation(
-                request.request_id,
-                token_ids=tuple(reply.token_ids),
-                finish_reason=reply.finish_reason,
-                prompt_tokens=len(request.ids),
-                seconds=guest.seconds,
-                batch_rows=guest.company,
-            )
-        ]
+        return [generation_of(request, reply, self._plan.placement, guest.company, guest.seconds)]
 
     def _share_time(self) -> None:
         now = time.perf_counter()

@@ -10,10 +10,10 @@ import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from pipeline.batching import RowLimits, batch_columns, chunk_columns, new_tokens, next_batch
-from pipeline.engine.engine import free_memory, is_out_of_memory
-from pipeline.engine.forward import Forward, left_padded
+from pipeline.engine.engine import free_memory, generation_of, is_out_of_memory
+from pipeline.engine.forward import Forward, attention_as, left_padded
 from pipeline.engine.generate import NON_FINITE, Output
-from pipeline.engine.library import LibraryEngine, attention_as
+from pipeline.engine.library import LibraryEngine
 from pipeline.records import Decode, Generation, Request
 
 
@@ -42,18 +42,8 @@ class GenerateEngine(LibraryEngine):
         done = [(request, output.reply) for request, output in zip(batch, outcome, strict=True)]
         # Numbers that broke in company may hold alone; if not, the static engine records it.
         self._static.admit([request for request, reply in done if reply.error is not None])
-        return [
-            Generation(
-                request.request_id,
-                token_ids=tuple(reply.token_ids),
-                finish_reason=reply.finish_reason,
-                prompt_tokens=len(request.ids),
-                seconds=seconds,
-                batch_rows=len(batch),
-            )
-            for request, reply in done
-            if reply.error is None
-        ]
+        placement = self._plan.placement
+        return [generation_of(request, reply, placement, len(batch), seconds) for request, reply in done if reply.error is None]
 
     def _after_failure(self, batch: Sequence[Request], error: Exception) -> None:
         if is_out_of_memory(error):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from pipeline.stores.reading import TaskRow, answer_probability
@@ -13,8 +13,8 @@ from pipeline.stores.reading import TaskRow, answer_probability
 _SHOWN_FAILURES = 20
 _SLOWEST = 10
 _LONGEST = 20
-_SLOW = ("id", "seconds", "tokens_in", "tokens_out", "parts")
-_LONG = ("id", "parts", "characters", "covered")
+_SLOW = ("document_key", "seconds", "tokens_in", "tokens_out", "parts")
+_LONG = ("document_key", "parts", "characters", "covered")
 _KINDS_OF_REASONS = 200
 _OTHER = "(other reasons)"
 _PARTICULARS = re.compile(r"'[^']*'|\"[^\"]*\"|\d[\d,.]*")
@@ -88,10 +88,11 @@ class _Labels:
 
 
 class TaskFacts:
-    """Takes the rows of ``Ledger.results`` one by one."""
+    """Takes the rows of ``Ledger.results`` one by one. ``id_of`` knows an id to a document key: only a few documents are shown."""
 
-    def __init__(self, task: TaskRow, states: Mapping[str, int]) -> None:
+    def __init__(self, task: TaskRow, states: Mapping[str, int], id_of: Callable[[str], str]) -> None:
         self._task = task
+        self._id_of = id_of
         self._states = dict(states)
         self._sums: Counter[str] = Counter()
         self._seconds = 0.0
@@ -134,7 +135,11 @@ class TaskFacts:
         if len(self._failures) < _SHOWN_FAILURES:
             names = {"kind": "failure_kind", "message": "failure_message"}
             shown = {name: row[column] for name, column in names.items()}
-            self._failures.append({"id": row["id"], "state": row["state"], **shown, "attempts": row["attempts"]})
+            self._failures.append({"document_key": row["document_key"], "state": row["state"], **shown, "attempts": row["attempts"]})
+
+    def _named(self, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Rows with an id in place of the key."""
+        return [{"id": self._id_of(row["document_key"]), **{name: row[name] for name in row if name != "document_key"}} for row in rows]
 
     def facts(self) -> dict[str, Any]:
         """Everything as plain values."""
@@ -148,10 +153,10 @@ class TaskFacts:
             "documents_per_hour": done * 3600 / self._seconds if self._seconds else None,
             **{name: dict(counted.most_common()) for name, counted in self._counts.items()},
             "largest_batch_rows": self._largest_batch,
-            "slowest": self._slowest.listed(),
-            "failures": {"by_reason": self._reasons.listed(), "first": self._failures},
+            "slowest": self._named(self._slowest.listed()),
+            "failures": {"by_reason": self._reasons.listed(), "first": self._named(self._failures)},
             "long_documents": {
-                "count": self._sums["long"], "read_whole": self._sums["long_read_whole"], "most_parts": self._longest.listed(),
+                "count": self._sums["long"], "read_whole": self._sums["long_read_whole"], "most_parts": self._named(self._longest.listed()),
             },
         }  # fmt: skip
         return facts | ({"labels": self._labels.facts()} if self._task.job.kind == "label" else {})

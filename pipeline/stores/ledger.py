@@ -357,9 +357,14 @@ class Ledger:
             return reading.recorded_steps(connection, self._task_ids[task], key)
 
     def results(self, task: str) -> Iterator[Mapping[str, Any]]:
-        """Results of a task's present works with state, ids and attempts, for reports."""
+        """Results of a task's present works with state and attempts, for reports."""
         with self._reading() as connection:
             yield from reading.task_results(connection, self._task_ids[task])
+
+    def some_id(self, document_key: str) -> str:
+        """An id under which a document was read."""
+        with self._reading() as connection:
+            return reading.some_id(connection, document_key)
 
     # ── views ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
