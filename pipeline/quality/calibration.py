@@ -1,11 +1,8 @@
 """From raw label scores to calibrated log-probabilities: which method, under which assumption, how good by cross-validation.
 
-A calibration is a frozen value: one linear map of the normalized scores, and the description that every export states. It is
-kept as plain JSON and applied to any number of documents without scikit-learn, a model or a gold set.
-
-A label may be scored by several words (its name, terms of its description): ``columns`` names the label that each score
-column speaks for, and a label's score is the mean of its words' log-probabilities, that is their geometric mean. Over the batch this
-cancels how common each word is as a word, and words that are odd for one document weigh little beside the others.
+A calibration is a frozen value: one linear map of the normalized scores and, where they were kept, of the model's states (``features``),
+and the description that every export states. It is kept as plain JSON and applied to any number of documents without scikit-learn, a model
+or a gold set.
 
 With ``multi`` every label is a question of its own: calibrate the two-column matrix of ``yes_no`` for each of them.
 """
@@ -22,9 +19,10 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import LedgerError, UsageError
+from pipeline.quality.features import Features, Reduced, reduced
 from pipeline.quality.fitting import Linear, Selection, candidates, select
 from pipeline.quality.metrics import expected_calibration_error
-from pipeline.quality.scores import Floats, blocks, extra, label_numbers, log_softmax, matrix, normalized, pooled
+from pipeline.quality.scores import Floats, blocks, extra, label_numbers, log_softmax, matrix, normalized
 from pipeline.quality.shares import expected, mean_offsets, share_offsets
 
 FORMAT = 1
@@ -32,6 +30,8 @@ FORMAT = 1
 
 LEAST_GOLD = 10
 FOLDS = 5
+FOLDS_OF_MANY = 3
+_MANY_LABELS = 24
 _LEAST_SCALE = 1e-6
 
 Method = Literal["none", "batch", "gold"]
@@ -55,14 +55,13 @@ class CrossValidation:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Calibrated log-probabilities = log_softmax(normalized label scores @ weights.T + bias), and how they came about.
+    """Calibrated log-probabilities = log_softmax(normalized scores @ weights.T + features @ feature_weights.T + bias), and their origin.
 
-    ``columns`` are the labels that the raw score columns speak for; equal to ``labels`` where each has one.
+    ``weights`` (labels, labels); ``feature_weights`` (labels, features), empty where the features have no part in it.
     ``fitted_on`` counts the documents whose scores entered the offsets; ``tried`` are the candidates' cross-validated log-losses.
     """
 
     labels: tuple[str, ...]
-    columns: tuple[str, ...]
     method: Method
     form: str
     assumption: str
@@ -74,18 +73,37 @@ class Calibration:
     cross_validation: CrossValidation | None = None
     tried: tuple[tuple[str, float], ...] = ()
     notes: tuple[str, ...] = ()
+    feature_weights: tuple[tuple[float, ...], ...] = ()
 
-    def log_probabilities(self, scores: npt.ArrayLike) -> Floats:
-        """Calibrated natural logs, (documents, labels), of raw scores, (documents, columns); as probabilities each row sums to 1.
+    @property
+    def feature_count(self) -> int:
+        """How many features of a document are needed; 0 where its scores are enough."""
+        return len(self.feature_weights[0]) if self.feature_weights else 0
 
-        Raises UsageError.
+    def log_probabilities(self, scores: npt.ArrayLike, features: npt.ArrayLike | None = None) -> Floats:
+        """Calibrated natural logs, (documents, labels), of raw scores of that shape; as probabilities each row sums to 1.
+
+        ``features`` (documents, features) where ``feature_count`` is not 0. Raises UsageError.
         """
-        rows = pooled(matrix(scores, self.columns), self.columns, self.labels)
+        rows = matrix(scores, self.labels)
+        states = self._states(features, len(rows))
         weights, bias = np.array(self.weights), np.array(self.bias)
         for_all = np.empty_like(rows)
-        for block in blocks(*rows.shape):
-            for_all[block] = log_softmax(normalized(rows[block]) @ weights.T + bias)
+        for block in blocks(len(rows), rows.shape[1] + self.feature_count):
+            logits = normalized(rows[block]) @ weights.T + bias
+            if states is not None:
+                logits += states[block].astype(np.float64) @ np.array(self.feature_weights).T
+            for_all[block] = log_softmax(logits)
         return for_all
+
+    def _states(self, features: npt.ArrayLike | None, count: int) -> npt.NDArray[Any] | None:
+        if not self.feature_count:
+            return None
+        states = np.asarray(features if features is not None else np.empty((0, 0)))
+        if states.shape != (count, self.feature_count):
+            needed = (count, self.feature_count)
+            raise UsageError(f"this calibration needs features of the shape {needed}, not {states.shape}: documents of another model?")
+        return states
 
     @property
     def sentence(self) -> str:
@@ -115,9 +133,9 @@ class Calibration:
             if found != FORMAT:
                 raise LedgerError(f"the calibration has the format {found}, this version reads {FORMAT}; use the version that wrote it")
             checked = values.pop("cross_validation")
-            for name in ("labels", "columns", "bias", "notes"):
+            for name in ("labels", "bias", "notes"):
                 values[name] = tuple(values[name])
-            for name in ("weights", "tried"):
+            for name in ("weights", "tried", "feature_weights"):
                 values[name] = tuple(map(tuple, values[name]))
             return Calibration(**values, cross_validation=None if checked is None else CrossValidation(**checked))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -128,22 +146,22 @@ def calibrate(
     scores: npt.ArrayLike,
     labels: Sequence[str],
     *,
-    columns: Sequence[str] | None = None,
     method: Literal["auto", "none", "batch", "gold"] = "auto",
     expected_shares: Mapping[str, float] | None = None,
     gold: Mapping[int, str] | None = None,
+    features: Features | None = None,
     seed: int = 0,
 ) -> Calibration:
-    """The calibration of a run's ``scores``, natural logs, (documents, columns), a column a label unless ``columns`` says otherwise.
+    """The calibration of a run's ``scores``, natural logs, (documents, labels).
 
     ``gold`` maps rows to their true labels; ``auto`` uses it when there is one and the batch otherwise. A gold set that is too small to fit
-    and test anything falls back to the batch, with a note. Deterministic in its arguments. Raises UsageError.
+    and test anything falls back to the batch, with a note. ``features`` hold at least those of the gold documents.
+    Deterministic in its arguments. Raises UsageError.
     """
-    columns = tuple(columns or labels)
-    rows = pooled(matrix(scores, columns), columns, labels)
+    rows = matrix(scores, labels)
     if method == "none" or not len(rows):
-        return _uncalibrated(labels, columns, seed)
-    over_batch = replace(_over_batch(rows, labels, expected_shares, seed), columns=columns)
+        return _uncalibrated(labels, seed)
+    over_batch = _over_batch(rows, labels, expected_shares, seed)
     if method == "batch" or (method == "auto" and not gold):
         return over_batch
     gold = dict(sorted((gold or {}).items()))
@@ -153,13 +171,21 @@ def calibrate(
         return replace(over_batch, gold=len(gold), notes=(too_small,))
     places = _places(gold, len(rows))
     scale = _scale(rows, over_batch)
-    features = (normalized(rows[places]) + np.array(over_batch.bias)) / scale
+    evidence = (normalized(rows[places]) + np.array(over_batch.bias)) / scale
+    states = None if features is None else reduced(features, places)
     # In the order of their names, so that the folds, and by them the choice, do not depend on the order in which labels are listed.
     by_name = np.array(sorted(range(len(labels)), key=labels.__getitem__))
     # Hundreds of fits of a few hundred numbers each: threads would only wait for each other.
     with extra("threadpoolctl").threadpool_limits(limits=1):
-        found = select(features[:, by_name], np.argsort(by_name)[numbers], candidates(len(labels), scale), folds=FOLDS, seed=seed)
-    return _fitted(over_batch, _listed(found, np.argsort(by_name)), places, numbers, scale)
+        found = select(
+            evidence[:, by_name] if states is None else np.hstack([evidence[:, by_name], states.values]),
+            np.argsort(by_name)[numbers],
+            candidates(len(labels), scale, with_states=states is not None),
+            label_count=len(labels),
+            folds=FOLDS if len(labels) <= _MANY_LABELS else FOLDS_OF_MANY,
+            seed=seed,
+        )
+    return _fitted(over_batch, _listed(found, np.argsort(by_name)), places, numbers, scale, states)
 
 
 def yes_no(log_yes: npt.ArrayLike) -> Floats:
@@ -169,11 +195,9 @@ def yes_no(log_yes: npt.ArrayLike) -> Floats:
     return np.column_stack([yes, no])
 
 
-def _uncalibrated(labels: Sequence[str], columns: tuple[str, ...], seed: int) -> Calibration:
+def _uncalibrated(labels: Sequence[str], seed: int) -> Calibration:
     form = "the model's own scores, normalized over the labels"
-    return Calibration(
-        tuple(labels), columns, "none", form, "nothing is assumed", _rows(np.eye(len(labels))), (0.0,) * len(labels), seed=seed
-    )
+    return Calibration(tuple(labels), "none", form, "nothing is assumed", _rows(np.eye(len(labels))), (0.0,) * len(labels), seed=seed)
 
 
 def _over_batch(rows: Floats, labels: Sequence[str], shares: Mapping[str, float] | None, seed: int) -> Calibration:
@@ -189,7 +213,7 @@ def _over_batch(rows: Floats, labels: Sequence[str], shares: Mapping[str, float]
         assumption = "assumes the expected shares " + ", ".join(f"{label} {share:.3g}" for label, share in common)
         assumption += "" if len(labels) <= 5 else f" and those of {len(labels) - 5} more"
     weights = _rows(np.eye(len(labels)))
-    return Calibration(tuple(labels), tuple(labels), "batch", form, assumption, weights, tuple(offsets.tolist()), len(rows), seed=seed)
+    return Calibration(tuple(labels), "batch", form, assumption, weights, tuple(offsets.tolist()), len(rows), seed=seed)
 
 
 def _too_small(count: int, different: int) -> str:
@@ -212,17 +236,25 @@ def _scale(rows: Floats, over_batch: Calibration) -> float:
 
 
 def _listed(found: Selection, places: npt.NDArray[np.int64]) -> Selection:
-    """The selection with its labels in the order of ``places``."""
-    calibrator = Linear(found.calibrator.weights[np.ix_(places, places)], found.calibrator.bias[places])
+    """The selection with its labels in the order of ``places``; columns beyond the labels' stay where they are."""
+    columns = np.concatenate([places, np.arange(len(places), found.calibrator.weights.shape[1])])
+    calibrator = Linear(found.calibrator.weights[np.ix_(places, columns)], found.calibrator.bias[places])
     return replace(found, calibrator=calibrator, held_out=found.held_out[:, places])
 
 
 def _fitted(
-    over_batch: Calibration, found: Selection, places: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64], scale: float
-) -> Calibration:
-    # features = (normalized + offsets) / scale, so the map on normalized scores is weights / scale and its bias takes the offsets along.
-    weights = found.calibrator.weights / scale
+    over_batch: Calibration, found: Selection, places: npt.NDArray[np.int64], numbers: npt.NDArray[np.int64], scale: float,
+    states: Reduced | None,
+) -> Calibration:  # fmt: skip
+    # evidence = (normalized + offsets) / scale, so the map on normalized scores is weights / scale and its bias takes the offsets along.
+    count = len(over_batch.labels)
+    weights = found.calibrator.weights[:, :count] / scale
     bias = weights @ np.array(over_batch.bias) + found.calibrator.bias
+    of_states = found.calibrator.weights[:, count:]
+    on_features = np.zeros((count, 0))
+    if states is not None and of_states.any():
+        on_features, moved = states.back(of_states)
+        bias = bias + moved
     held_out = found.held_out
     checked = CrossValidation(
         accuracy=float((held_out.argmax(axis=1) == numbers).mean()),
@@ -242,6 +274,7 @@ def _fitted(
         gold=len(numbers),
         cross_validation=checked,
         tried=found.losses,
+        feature_weights=_rows(on_features) if on_features.size else (),
     )
 
 

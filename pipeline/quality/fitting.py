@@ -8,6 +8,9 @@ strengths of regularization below mean the same for every task:
 - ``vector``       a scale and a bias a label (vector scaling, ibid.), pulled towards ``temperature``
 - ``multinomial``  scikit-learn's logistic regression on the whole score vector, pulled towards zero
 - ``matrix``       as multinomial, pulled towards ``temperature``: labels with few or no gold documents keep the model's own evidence
+- ``probe``        as multinomial, on the scores and the model's states, in place of the two above where the states were kept
+
+The columns of the evidence are the labels' scores, and behind them the states' coordinates.
 
 The choice is by mean log-loss over stratified folds. What is reported is nested: in every outer fold the choice is made again
 without that fold's documents, so no document has a part in its own test, not even through the choice of a candidate.
@@ -16,19 +19,20 @@ without that fold's documents, so no document has a part in its own test, not ev
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pipeline.quality.scores import Floats, Ints, extra, log_softmax
 
+_SCORES_IN_PROBE = 0.3
 _MATRIX_LABELS = 24
 """Beyond this many labels the candidates with labels x labels numbers are left out: gold sets are too small for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """Calibrated logits = features @ weights.T + bias; ``weights`` (labels, labels), ``bias`` (labels,)."""
+    """Calibrated logits = features @ weights.T + bias; ``weights`` (labels, columns), ``bias`` (labels,)."""
 
     weights: Floats
     bias: Floats
@@ -39,7 +43,7 @@ class Linear:
 
 
 Fit = Callable[[Floats, Ints], Linear]
-"""From features (documents, labels) and label numbers (documents,) to a calibrator."""
+"""From features (documents, columns) and label numbers (documents,) to a calibrator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +74,15 @@ class Selection:
     folds: int
 
 
-def candidates(label_count: int, scale: float) -> list[Candidate]:
-    """What is tried for so many labels. ``scale``: the features are batch-calibrated scores divided by it."""
+def candidates(label_count: int, scale: float, *, with_states: bool = False) -> list[Candidate]:
+    """What is tried for so many labels. ``scale``: the first columns are batch-calibrated scores divided by it."""
     identity = Linear(np.eye(label_count) * scale, np.zeros(label_count))
     found = [Candidate("batch", None, lambda _features, _gold: identity), Candidate("temperature", None, _temperature)]
     found += [Candidate("vector", strength, _pulled(strength, diagonal=True)) for strength in (0.5, 2.0, 8.0)]
-    if label_count <= _MATRIX_LABELS:
+    if with_states:
+        found = [replace(candidate, fit=_on_scores(candidate.fit, label_count)) for candidate in found]
+        found += [Candidate("probe", strength, _probe(strength, label_count)) for strength in (0.3, 0.1, 0.03, 0.01)]
+    elif label_count <= _MATRIX_LABELS:
         found += [Candidate("multinomial", strength, _multinomial(strength)) for strength in (0.5, 2.0, 8.0)]
         found += [Candidate("matrix", strength, _pulled(strength, diagonal=False)) for strength in (0.5, 2.0, 8.0)]
     return found
@@ -93,11 +100,11 @@ def folds_of(gold: Ints, count: int, seed: int) -> Ints:
     return folds
 
 
-def select(features: Floats, gold: Ints, tried: Sequence[Candidate], *, folds: int, seed: int) -> Selection:
+def select(features: Floats, gold: Ints, tried: Sequence[Candidate], *, label_count: int, folds: int, seed: int) -> Selection:
     """Choose by cross-validation, fit the choice on everything, and test the whole procedure by nested cross-validation."""
     count = min(folds, len(gold))
     outer = folds_of(gold, count, seed)
-    held_out = np.empty_like(features)
+    held_out = np.empty((len(gold), label_count))
     for fold in range(count):
         rest, test = outer != fold, outer == fold
         best, _ = _best(features[rest], gold[rest], tried, count, seed + 1 + fold)
@@ -163,14 +170,35 @@ def _pulled(strength: float, *, diagonal: bool) -> Fit:
     return fit
 
 
-def _multinomial(strength: float) -> Fit:
+def _on_scores(fit: Fit, label_count: int) -> Fit:
+    """``fit`` on the labels' columns alone; the others weigh nothing."""
+
+    def fit_scores(features: Floats, gold: Ints) -> Linear:
+        found = fit(features[:, :label_count], gold)
+        return Linear(np.hstack([found.weights, np.zeros((label_count, features.shape[1] - label_count))]), found.bias)
+
+    return fit_scores
+
+
+def _probe(strength: float, label_count: int) -> Fit:
+    """Multinomial on all columns; scores count less than states, by a factor found on development documents of two corpora."""
+
+    def fit(features: Floats, gold: Ints) -> Linear:
+        weighing = np.where(np.arange(features.shape[1]) < label_count, _SCORES_IN_PROBE, 1.0)
+        found = _multinomial(strength, label_count)(features * weighing, gold)
+        return Linear(found.weights * weighing, found.bias)
+
+    return fit
+
+
+def _multinomial(strength: float, labels: int | None = None) -> Fit:
     """scikit-learn's L2-regularized multinomial logistic regression; labels without a gold document get the lowest bias there is."""
 
     def fit(features: Floats, gold: Ints) -> Linear:
         linear_model = extra("sklearn.linear_model")
-        label_count = features.shape[1]
+        label_count = labels or features.shape[1]
         present = np.unique(gold)
-        weights, bias = np.zeros((label_count, label_count)), np.full(label_count, -np.log(len(gold) * label_count))
+        weights, bias = np.zeros((label_count, features.shape[1])), np.full(label_count, -np.log(len(gold) * label_count))
         if len(present) > 1:
             model = linear_model.LogisticRegression(C=1 / strength, max_iter=1000, tol=1e-6).fit(features, gold)
             coefficients, intercepts = np.asarray(model.coef_), np.asarray(model.intercept_)

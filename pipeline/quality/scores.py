@@ -37,20 +37,6 @@ def matrix(scores: npt.ArrayLike, labels: Sequence[str]) -> Floats:
     return found
 
 
-def pooled(rows: Floats, columns: Sequence[str], labels: Sequence[str]) -> Floats:
-    """The mean of each label's columns, (documents, labels). Raises UsageError when a label has none, or a column no label."""
-    if tuple(columns) == tuple(labels):
-        return rows
-    places = label_numbers(columns, labels)
-    counts = np.bincount(places, minlength=len(labels))
-    if not counts.all():
-        raise UsageError(f"no score column speaks for the label {labels[int(np.argmin(counts))]!r}")
-    shares = np.zeros((len(columns), len(labels)))
-    shares[np.arange(len(columns)), places] = 1 / counts[places]
-    found: Floats = rows @ shares
-    return found
-
-
 def log_softmax(values: Floats) -> Floats:
     """Rows minus their log-sum-exp: natural logs of probabilities that sum to 1."""
     shifted = values - values.max(axis=1, keepdims=True)
@@ -71,7 +57,7 @@ def blocks(rows: int, columns: int) -> Iterator[slice]:
 
 
 def label_numbers(gold: Sequence[str], labels: Sequence[str]) -> Ints:
-    """Labels (of gold documents, of columns) as numbers. Raises UsageError that names one that is not a label of the task."""
+    """The gold labels as column numbers. Raises UsageError that names one that is not a label of the task."""
     places = {label: place for place, label in enumerate(labels)}
     unknown = sorted({label for label in gold if label not in places})
     if unknown:

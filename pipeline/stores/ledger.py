@@ -7,6 +7,7 @@ together. What is present is what the latest complete reading of the source has 
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,7 +26,19 @@ from pipeline.stores.changes import describe_change
 from pipeline.stores.inventory import Inventory
 from pipeline.stores.reading import ExportRow, InputRow, RecordedStep, Scored, Status, TaskRow, ViewRow
 from pipeline.stores.schema import (
-    FORMAT, attempts, connect, meta, metadata, replies, results, runs, tasks, use_write_ahead_log, views, work,
+    FORMAT,
+    attempts,
+    connect,
+    features,
+    meta,
+    metadata,
+    replies,
+    results,
+    runs,
+    tasks,
+    use_write_ahead_log,
+    views,
+    work,
 )  # fmt: skip
 from pipeline.wire import pack_generation, unpack_generation
 
@@ -55,6 +68,7 @@ _CLOSE_ATTEMPT = (
 )
 _KEEP_RESULT = insert(results).prefix_with("OR REPLACE")
 _KEEP_REPLY = insert(replies).prefix_with("OR REPLACE")
+_KEEP_FEATURES = insert(features).prefix_with("OR REPLACE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +265,13 @@ class Ledger:
                 rows = [(self._task_ids[outcome.task], outcome) for outcome in outcomes]
                 connection.execute(_END, [{"of_task": task, "of_key": outcome.key, "now_state": outcome.state} for task, outcome in rows])
                 connection.execute(_KEEP_RESULT, [_result(outcome, task, run, now) for task, outcome in rows])
+                states = [
+                    {"task_id": task, "key": outcome.key, "state": outcome.answer.features}
+                    for task, outcome in rows
+                    if outcome.answer is not None and outcome.answer.features
+                ]
+                if states:
+                    connection.execute(_KEEP_FEATURES, states)
                 self._close_attempts(connection, [(task, outcome.key, outcome.state) for task, outcome in rows], now)
 
     def _in_state(self, connection: sa.Connection, works: Sequence[WorkId], states: Sequence[str]) -> set[WorkId]:
@@ -298,7 +319,7 @@ class Ledger:
         return {
             "task_id": self._task_ids[of[0]], "key": of[1], "step_key": step.key, "name": step.name,
             "span_start": step.span[0] if step.span else None, "span_end": step.span[1] if step.span else None,
-            "generation": pack_generation(generation),
+            "generation": {**pack_generation(generation), "features": base64.b64encode(generation.features).decode()},
         }  # fmt: skip
 
     def replies(self, task: str, key: str) -> dict[str, Generation]:
@@ -307,7 +328,10 @@ class Ledger:
             query = sa.select(replies.c.step_key, replies.c.generation).where(
                 replies.c.task_id == self._task_ids[task], replies.c.key == key
             )
-            return {step: unpack_generation(packed) for step, packed in connection.execute(query)}
+            found = connection.execute(query).all()
+        return {
+            step: unpack_generation({**packed, "features": base64.b64decode(packed.get("features", ""))}) for step, packed in found
+        }  # fmt: skip
 
     # ── reading ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -385,7 +409,6 @@ class Ledger:
             return known[-1]
         now = time.time()
         with self._writing() as connection:
-            views.create(connection, checkfirst=True)
             connection.execute(
                 views.insert().values(
                     task_id=self._task_ids[task], created_at=now, calibration=calibration, threshold=threshold, facts=dict(facts)
@@ -427,6 +450,8 @@ class Ledger:
             raise LedgerError(f"{path} has format {found}, this version reads {FORMAT}; use the version that wrote it")
         if write:
             use_write_ahead_log(self._engine)
+            with self._writing() as connection:
+                metadata.create_all(connection)  # tables that a ledger of an earlier version lacks
 
     def _load_tasks(self) -> None:
         with self._reading() as connection:

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from pipeline.errors import LedgerError
 from pipeline.records import STATES, FieldValue, TaskJob
-from pipeline.stores.schema import inputs, inventories, rejects, replies, results, tasks, views, work
+from pipeline.stores.schema import features, inputs, inventories, rejects, replies, results, tasks, views, work
 
 _BLOCK_ROWS = 400
 _FIRST = inputs.c.occurrence == 0  # a reading that sees a repeated row has seen the first one: these are the distinct documents
@@ -93,11 +93,15 @@ class ViewRow:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A document that a label task has finished: an id it came under, and its uncalibrated scores by label (natural logs)."""
+    """A document that a label task has finished: an id it came under, and its uncalibrated scores by label (natural logs).
+
+    ``features`` are what the model made of it, little-endian float16; empty where they were not kept.
+    """
 
     id: str
     document_key: str
     scores: Mapping[str, float]
+    features: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,15 +253,19 @@ def scored(connection: sa.Connection, task: int) -> Iterator[Scored]:
     joined = work.join(results, (results.c.task_id == work.c.task_id) & (results.c.key == work.c.key)).join(
         inputs, (inputs.c.document_key == work.c.document_key) & (inputs.c.occurrence == 0)
     )
+    kept: sa.ColumnElement[Any] = sa.literal(None)
+    if sa.inspect(connection).has_table(features.name):
+        joined = joined.outerjoin(features, (features.c.task_id == work.c.task_id) & (features.c.key == work.c.key))
+        kept = features.c.state
     query = (
-        sa.select(inputs.c.id, work.c.document_key, results.c.scores)
+        sa.select(inputs.c.id, work.c.document_key, results.c.scores, kept.label("state"))
         .select_from(joined)
         .where(work.c.task_id == task, work.c.state == "done", work.c.inventory_id >= presence(connection))
         .order_by(work.c.key)
     )
     for row in connection.execution_options(yield_per=_BLOCK_ROWS).execute(query):
         if row.scores:
-            yield Scored(row.id, row.document_key, row.scores)
+            yield Scored(row.id, row.document_key, row.scores, row.state or b"")
 
 
 def rejected_rows(connection: sa.Connection) -> Iterator[dict[str, Any]]:

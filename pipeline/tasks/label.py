@@ -1,13 +1,16 @@
 """``kind: label``: one of the labels, or with ``multi`` any of them, each with a probability from the model's own scores.
 
-The model writes nothing: each label is scored as a whole answer, its tokens and the end of turn, so that a label which is
-a prefix of another is told apart and an answer is always one of the labels. Probabilities are the softmax of those
-log-probabilities over the labels.
+The model writes nothing: its reply is begun for it ("Category:"), and each label is scored as what comes next, so that an answer is
+always one of the labels. A label whose tokens begin another's is scored with the end of turn, which tells it apart; the others are not:
+small models are poor at knowing when to stop, and the share of it in the scores hides which label they mean. Probabilities are the
+softmax of those log-probabilities over the labels.
+
+Beside the scores, the model's state at the end of the prompt is kept (``features``): what a calibration by gold labels is fitted with.
 
 Long documents (``aggregate``): every part is scored; the document's probability of a label is the mean of its parts'
 probabilities, weighted by their tokens (a linear opinion pool).
 
-Examples stand between the instructions and the document, in the prefix that all documents share, and so are read once. What of them
+Examples are earlier turns of the conversation, in the prefix that all documents share, and so are read once. What of them
 the model reads is in the job's identity (``examples``: id, label, digest of the text); a document that was shown must not be
 scored against the gold set, see ``example_ids``.
 """
@@ -16,7 +19,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from pipeline.config import LabelTask
 from pipeline.errors import ConfigError, DocumentFailed
@@ -30,6 +36,8 @@ DEFAULT_INSTRUCTIONS = "Read the text below and decide which category it belongs
 _CHOICE = "{instructions}\n\nCategories:\n{labels}\n\nAnswer with the name of one category and nothing else."
 _YES_NO = "{instructions}\n\nCategory: {labels}\n\nDoes the text belong to this category? Answer yes or no."
 _ANSWERS = ("yes", "no")
+_CUE = "Category:"
+_YES_NO_CUE = "Answer:"
 _LEAST_ROOM = 32
 
 
@@ -43,13 +51,14 @@ class Label:
         self._config = config
         self._setting = setting
         self._names = config.read_names
+        self._cue = config.cue or (_YES_NO_CUE if config.multi else _CUE)
         self._examples = shown.choose(config, examples, setting.tokenizer)
         self.example_ids = self._examples.ids if self._examples else frozenset()
         self._instructions = Instructions(config.instructions or DEFAULT_INSTRUCTIONS, config.name)
         self.job = TaskJob(config.name, "label", self._identity(shared), self._instructions.fields)
         self._score = self._continuations()
         self._fixed: dict[str, Frame] = {}
-        self.notes = (*setting.frames.build("", "Category:", config.system).notes, *self._example_notes())
+        self.notes = (*setting.frames.build("", self._cue, config.system).notes, *self._example_notes())
         if not self._instructions.per_document:
             checked_at_start(lambda: self._room(self._frames(self._instructions.plain)))
 
@@ -57,8 +66,8 @@ class Label:
         """Steps ``score/i`` over the parts, or ``score/i/LABEL`` with ``multi``."""
         frames = self._frames(self._instructions.fill(document))
         parts, dropped = self._parts(document, self._room(frames))
-        probabilities = yield from self._probabilities(frames, parts)
-        return self._answer(probabilities, parts, dropped)
+        probabilities, features = yield from self._probabilities(frames, parts)
+        return replace(self._answer(probabilities, parts, dropped), features=features)
 
     def _identity(self, shared: Mapping[str, Any]) -> dict[str, Any]:
         defined = {key: value for key, value in definition(self._config).items() if key not in shown.IDENTITY_LEAVES_OUT}
@@ -112,19 +121,20 @@ class Label:
 
     def _probabilities(
         self, frames: Mapping[str, Frame], parts: Sequence[Part]
-    ) -> Generator[Sequence[Step], Sequence[Generation], dict[str, float]]:
-        """Each label's probability: over all labels, or with ``multi`` that of yes against no."""
+    ) -> Generator[Sequence[Step], Sequence[Generation], tuple[dict[str, float], bytes]]:
+        """Each label's probability: over all labels, or with ``multi`` that of yes against no; and the document's features."""
         steps = [
             Step(f"score/{index}{name and '/' + name}", frame.around(part.ids), self._score, (part.start, part.end))
             for name, frame in frames.items()
             for index, part in enumerate(parts)
         ]
-        replies = iter((yield from ask(steps)))
+        found = yield from ask(steps)
+        replies = iter(found)
         weights = [len(part.ids) for part in parts]
         pooled = {name: pool([softmax(next(replies).scores) for _ in parts], weights) for name in frames}
         if self._config.multi:
-            return {name: pooled[name][0] for name in self._config.labels}
-        return dict(zip(self._config.labels, pooled[""], strict=True))
+            return {name: pooled[name][0] for name in self._config.labels}, b""
+        return dict(zip(self._config.labels, pooled[""], strict=True)), pool_features([reply.features for reply in found], weights)
 
     def _answer(self, probabilities: dict[str, float], parts: Sequence[Part], dropped: int) -> Answer:
         threshold = self._config.abstain_below
@@ -163,18 +173,25 @@ class Label:
 
     def _frame(self, pattern: str, instructions: str, labels: str) -> Frame:
         text = pattern.format(instructions=instructions, labels=labels)
-        if self._examples is not None:
-            text += "\n\n" + shown.written(self._examples.shown, self._names)
-        return self._setting.frames.build(text, "Category:", self._config.system)
+        turns = shown.turns(self._examples.shown, self._names, self._cue) if self._examples is not None else ()
+        return self._setting.frames.build(text, self._cue, self._config.system, begun=True, turns=turns)
 
     def _continuations(self) -> Score:
         names = _ANSWERS if self._config.multi else tuple(self._config.labels)
-        sequences = tuple(self._setting.frames.answer(self._names.get(name, name) if not self._config.multi else name) for name in names)
+        read = [name if self._config.multi else self._names[name] for name in names]
+        plain = [self._setting.frames.answer(name, begun=True, ended=False) for name in read]
+        begins = [
+            any(mine == other[: len(mine)] for place, other in enumerate(plain) if place != index) for index, mine in enumerate(plain)
+        ]
+        sequences = tuple(
+            self._setting.frames.answer(name, begun=True, ended=ended) for name, ended in zip(read, begins, strict=True)
+        )  # fmt: skip
         for index, sequence in enumerate(sequences):
             if sequence in sequences[:index]:
                 first = names[sequences.index(sequence)]
                 raise ConfigError(f"task {self._config.name!r}: labels {first!r} and {names[index]!r} are the same tokens; rename one")
-        return Score(sequences, _tolerance(self._config))
+        keeps = not self._config.multi and self._config.calibration != "none"
+        return Score(sequences, _tolerance(self._config), features=keeps)
 
 
 def _tolerance(config: LabelTask) -> float:
@@ -202,3 +219,12 @@ def pool(rows: Sequence[Sequence[float]], weights: Sequence[int]) -> list[float]
     sizes = [max(1, weight) for weight in weights]
     total = sum(sizes)
     return [sum(size * row[column] for size, row in zip(sizes, rows, strict=True)) / total for column in range(len(rows[0]))]
+
+
+def pool_features(parts: Sequence[bytes], weights: Sequence[int]) -> bytes:
+    """Mean of the parts' features (little-endian float16), weighted as in ``pool``; empty when a part has none."""
+    if len(parts) == 1 or not all(parts):
+        return parts[0] if all(parts) else b""
+    rows = np.array([np.frombuffer(part, dtype="<f2") for part in parts], dtype=np.float64)
+    mean: bytes = np.average(rows, axis=0, weights=[max(1, weight) for weight in weights]).astype("<f2").tobytes()
+    return mean

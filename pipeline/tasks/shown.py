@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from pipeline.config import LabelTask
 from pipeline.errors import ConfigError
-from pipeline.prompts import Tokenizer, count_tokens
+from pipeline.prompts import Tokenizer, Turn, count_tokens
 from pipeline.quality.examples import Example, Examples, choose_examples
 from pipeline.records import digest
 
@@ -31,10 +31,9 @@ def choose(config: LabelTask, given: Sequence[Example], tokenizer: Tokenizer) ->
     return chosen
 
 
-def written(shown: Sequence[Example], names: Mapping[str, str]) -> str:
-    """The examples as the model reads them, with the beginning of one more that the document completes."""
-    blocks = [f"Text:\n\n{example.text.strip()}\n\nCategory: {names[example.label]}" for example in shown]
-    return "\n\n".join((*blocks, "Text:"))
+def turns(shown: Sequence[Example], names: Mapping[str, str], cue: str) -> tuple[Turn, ...]:
+    """The examples as an earlier part of the conversation: the model has answered each as it is to answer the document."""
+    return tuple((example.text.strip(), f"{cue} {names[example.label]}") for example in shown)
 
 
 def identity(shown: Sequence[Example]) -> list[list[str]]:
