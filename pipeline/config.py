@@ -159,9 +159,7 @@ class LabelTask(_Task):
     kind: Literal["label"]
     labels: dict[str, str | None]
     label_names: Literal["as_written", "spaced"] = Field("as_written", description="how the model reads them; exports keep the names")
-    cue: str | None = Field(
-        None, min_length=1, description="how the model's reply begins, before the label; null: 'Category:', with multi 'Answer:'"
-    )
+    cue: str | None = Field(None, min_length=1, description="how the model's reply begins, before the label; null: as found best")
     multi: bool = False
     examples: _ExamplesKey | None = Field(
         None, description="shown to the model: a file with id, text and label, or a list of text and label"

@@ -130,7 +130,7 @@ class FrameBuilder:
     ) -> Frame:  # fmt: skip
         """Frame of ``instructions`` about a document.
 
-        ``cue`` ("Summary:") ends a prompt where the model has no chat template; with ``begun`` it is the beginning of its reply in any case.
+        ``cue`` ("Summary:") ends a prompt where the model has no chat template; with ``begun`` it begins the reply in any case.
         ``turns`` are examples, shown in the prefix as an earlier part of the conversation; only where the instructions come first.
         """
         template = self._template(bool(system), len(turns))

@@ -1,7 +1,7 @@
 """``kind: label``: one of the labels, or with ``multi`` any of them, each with a probability from the model's own scores.
 
-The model writes nothing: its reply is begun for it ("Category:"), and each label is scored as what comes next, so that an answer is
-always one of the labels. A label whose tokens begin another's is scored with the end of turn, which tells it apart; the others are not:
+The model writes nothing: its reply is begun for it (``cue``), and each label is scored as what comes next, so that an answer is always
+one of the labels. A label whose tokens begin another's is scored with the end of turn, which tells it apart; the others are not:
 small models are poor at knowing when to stop, and the share of it in the scores hides which label they mean. Probabilities are the
 softmax of those log-probabilities over the labels.
 
@@ -33,10 +33,10 @@ from pipeline.tasks import shown
 from pipeline.tasks.base import Instructions, Setting, Work, ask, checked_at_start, definition, parts_of, require_room
 
 DEFAULT_INSTRUCTIONS = "Read the text below and decide which category it belongs to."
-_CHOICE = "{instructions}\n\nCategories:\n{labels}\n\nAnswer with the name of one category and nothing else."
+_CHOICE = "{instructions}\n\nCategories:\n{labels}"
 _YES_NO = "{instructions}\n\nCategory: {labels}\n\nDoes the text belong to this category? Answer yes or no."
 _ANSWERS = ("yes", "no")
-_CUE = "Category:"
+_CUE = "The category that fits this text best is"
 _YES_NO_CUE = "Answer:"
 _LEAST_ROOM = 32
 
@@ -173,6 +173,8 @@ class Label:
 
     def _frame(self, pattern: str, instructions: str, labels: str) -> Frame:
         text = pattern.format(instructions=instructions, labels=labels)
+        if not (self._setting.frames.document_first or self._examples):
+            text += "\n\nText:"
         turns = shown.turns(self._examples.shown, self._names, self._cue) if self._examples is not None else ()
         return self._setting.frames.build(text, self._cue, self._config.system, begun=True, turns=turns)
 

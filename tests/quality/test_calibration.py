@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import LedgerError, UsageError
 from pipeline.quality.calibration import Calibration, calibrate, yes_no
+from pipeline.quality.features import Features
 from pipeline.quality.metrics import expected_calibration_error
 from pipeline.quality.scores import log_softmax
 from tests.quality.tables import LABELS, drawn, gold_of
@@ -172,18 +173,56 @@ def test_the_order_of_labels_and_of_gold_changes_nothing_that_matters() -> None:
     assert calibrate(scores, LABELS, gold=dict(reversed(chosen.items()))) == one
 
 
-def test_several_words_a_label_are_pooled_and_beat_one() -> None:
-    parts = [drawn(2000, 20, bias=tuple(np.random.default_rng(seed).normal(size=4) * 2), sharpness=1.2)[0] for seed in range(3)]
-    gold = drawn(2000, 20)[1]
-    noise = np.random.default_rng(3).normal(size=(3, 2000, 4))
-    words = np.concatenate([part + more for part, more in zip(parts, noise, strict=True)], axis=1)
-    one = calibrate(words[:, :4], LABELS)
-    all_words = calibrate(words, LABELS, columns=LABELS * 3)
-    assert accuracy_of(all_words, words, gold) > accuracy_of(one, words[:, :4], gold) + 0.05
-    again = Calibration.from_json(all_words.to_json())
-    assert np.array_equal(again.log_probabilities(words), all_words.log_probabilities(words))
-    with pytest.raises(UsageError, match="speaks for the label 'science'"):
-        calibrate(words[:, :3], LABELS, columns=LABELS[:3])
+def with_features(count: int, seed: int) -> tuple[np.ndarray, np.ndarray, Features]:
+    """Scores that say little, and states of 40 numbers (two of them constant) that say more."""
+    scores, gold = drawn(count, seed, sharpness=0.3)
+    generator = np.random.default_rng(seed)
+    states = generator.normal(size=(4, 40))[gold] + generator.normal(size=(count, 40)) * 1.5
+    states[:, :2] = 7.0
+    return scores, gold, Features(np.arange(count), states.astype(np.float32))
+
+
+def test_states_are_used_where_they_say_more_than_the_scores() -> None:
+    scores, gold, features = with_features(1500, 21)
+    chosen = gold_of(gold, range(120))
+    without = calibrate(scores, LABELS, gold=chosen)
+    found = calibrate(scores, LABELS, gold=chosen, features=features)
+    assert found.form.startswith("probe")
+    assert found.feature_count == 40
+    right = found.log_probabilities(scores, features.values).argmax(axis=1) == gold
+    assert right[120:].mean() > accuracy_of(without, scores, gold) + 0.1
+    assert found.cross_validation is not None
+    assert abs(found.cross_validation.accuracy - right[120:].mean()) < 0.1
+    again = Calibration.from_json(found.to_json())
+    assert np.array_equal(again.log_probabilities(scores, features.values), found.log_probabilities(scores, features.values))
+    for wrong in (None, features.values[:, :39], features.values[:10]):
+        with pytest.raises(UsageError, match="needs features"):
+            found.log_probabilities(scores, wrong)
+
+
+def test_a_sample_of_the_features_is_enough_if_it_holds_the_gold_documents() -> None:
+    scores, gold, features = with_features(600, 22)
+    sample = Features(np.arange(0, 600, 2), features.values[::2])
+    chosen = gold_of(gold, range(0, 160, 2))
+    found = calibrate(scores, LABELS, gold=chosen, features=sample)
+    whole = calibrate(scores, LABELS, gold=chosen, features=features)
+    difference = found.log_probabilities(scores, features.values).argmax(axis=1) != whole.log_probabilities(scores, features.values).argmax(
+        1
+    )
+    assert difference.mean() < 0.1
+    with pytest.raises(KeyError):
+        calibrate(scores, LABELS, gold=gold_of(gold, range(1, 100, 2)), features=sample)
+
+
+def test_states_that_say_nothing_do_no_harm() -> None:
+    scores, gold = drawn(1000, 23)
+    noise = Features(np.arange(1000), np.random.default_rng(0).normal(size=(1000, 30)).astype(np.float32))
+    constant = Features(np.arange(1000), np.ones((1000, 30), dtype=np.float32))
+    chosen = gold_of(gold, range(100))
+    plain = accuracy_of(calibrate(scores, LABELS, gold=chosen), scores, gold)
+    for features in (noise, constant):
+        found = calibrate(scores, LABELS, gold=chosen, features=features)
+        assert (found.log_probabilities(scores, features.values).argmax(axis=1) == gold).mean() > plain - 0.05
 
 
 def test_json_is_plain_and_foreign_or_newer_json_is_refused() -> None:

@@ -38,13 +38,13 @@ def prompt(driver: Driver) -> tuple[str, str]:
     return ByteTokenizer().decode(ids.ids[: ids.prefix_tokens]), ByteTokenizer().decode(ids.ids)
 
 
-def test_examples_stand_in_the_prefix_with_their_labels(drive: Callable[..., Driver]) -> None:
+def test_examples_are_earlier_turns_in_the_prefix(drive: Callable[..., Driver]) -> None:
     before, whole = prompt(drive(kind="label", labels=["wet", "dry"], examples=INLINE))
-    assert "Text:\n\nRain all day.\n\nCategory: wet\n\n" in before
-    assert "Text:\n\nSun all day.\n\nCategory: dry\n\n" in before
+    assert "Rain all day.<|assistant|>The category that fits this text best is wet" in before
+    assert "Sun all day.<|assistant|>The category that fits this text best is dry" in before
+    assert before.count("Answer with the name") == 1
     assert before.index("Answer with the name") < before.index("Rain all day.")
-    assert before.endswith("Text:\n\n")
-    assert whole.startswith(before + "A DOCUMENT.")
+    assert whole == before + "A DOCUMENT.The category that fits this text best is"
 
 
 def test_what_is_shown_is_in_the_identity(drive: Callable[..., Driver]) -> None:
@@ -135,6 +135,6 @@ def test_spaced_names_are_read_and_the_written_ones_exported(drive: Callable[...
     assert list(answer.probabilities or ()) == ["card_arrival", "lostCard", "out-of-scope", "iPhone"]
     asked = driver.asked[0].ask
     assert isinstance(asked, Score)
-    assert [bytes(ids[:-1]).decode() for ids in asked.continuations] == ["card arrival", "lost Card", "out of scope", "iPhone"]
-    assert "Category: card arrival" in prompt(driver)[0]
+    assert [bytes(ids).decode().strip() for ids in asked.continuations] == ["card arrival", "lost Card", "out of scope", "iPhone"]
+    assert "best is card arrival" in prompt(driver)[0]
     assert task_of(driver).job.identity["task"]["labels"][0][0] == "card_arrival"
