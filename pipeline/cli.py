@@ -148,9 +148,9 @@ def calibrate(
     as_json: AsJson = False,
 ) -> None:
     """Calibrate the labels of a run again, from its recorded scores; the model is not asked."""
+    from pipeline.recalibration import calibrate_run
     from pipeline.run_directory import RunDirectory
     from pipeline.stores.ledger import Ledger
-    from pipeline.views import calibrate_run
 
     place = RunDirectory(directory)
     with open_ledger(directory):

@@ -381,7 +381,7 @@ class Ledger:
     def keep_view(self, task: str, calibration: str, threshold: float | None, facts: Mapping[str, Any]) -> ViewRow:
         """Keep a view; one that is the latest already is not kept twice."""
         known = self.views(task)
-        if known and (known[-1].calibration, known[-1].threshold) == (calibration, threshold):
+        if known and (known[-1].calibration, known[-1].threshold, known[-1].facts) == (calibration, threshold, dict(facts)):
             return known[-1]
         now = time.time()
         with self._writing() as connection:
