@@ -171,7 +171,7 @@ def report(directory: RunPath, as_json: AsJson = False) -> None:
     from pipeline.report import build_report, render_markdown
 
     with open_ledger(directory) as ledger:
-        facts = build_report(ledger)
+        facts = build_report(ledger, directory)
     print_facts(facts if as_json else None, [render_markdown(facts)])
 
 

@@ -356,10 +356,10 @@ class Ledger:
         with self._reading() as connection:
             return reading.recorded_steps(connection, self._task_ids[task], key)
 
-    def results(self, task: str) -> Iterator[Mapping[str, Any]]:
-        """Results of a task's present works with state and attempts, for reports."""
+    def results(self, task: str, *, scores: bool = False) -> Iterator[Mapping[str, Any]]:
+        """Results of a task's present works with state and attempts, for reports; with their raw ``scores`` if wanted."""
         with self._reading() as connection:
-            yield from reading.task_results(connection, self._task_ids[task])
+            yield from reading.task_results(connection, self._task_ids[task], scores=scores)
 
     def some_id(self, document_key: str) -> str:
         """An id under which a document was read."""
