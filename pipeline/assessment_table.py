@@ -19,7 +19,11 @@ def render(facts: Mapping[str, Any]) -> list[str]:
 def _heading(found: Mapping[str, Any]) -> list[str]:
     compared = f"{found['judged']:,} documents compared"
     if "abstained" in found:
-        compared += f", {found['abstained']:,} of them abstained from; the most frequent label has {found['majority_share']:.1%} of them"
+        compared += f", {found['abstained']:,} of them abstained from; "
+        compared += (
+            f"they have {found['labels_per_document']:.2f} labels on average" if found["multi"]
+            else f"the most frequent label has {found['majority_share']:.1%} of them"
+        )  # fmt: skip
     left = [f"left out: {counts(found['left_out'])}"] if found["left_out"] else []
     view = [f"view {found['view']}: {found['view_sentence']}" if found["view"] else "the model's own labels, uncalibrated"]
     return [*(view if found["kind"] == "label" else []), compared, *left, *found["notes"]]

@@ -148,9 +148,9 @@ def calibrate(
     as_json: AsJson = False,
 ) -> None:
     """Calibrate the labels of a run again, from its recorded scores; the model is not asked."""
+    from pipeline.recalibration import calibrate_run
     from pipeline.run_directory import RunDirectory
     from pipeline.stores.ledger import Ledger
-    from pipeline.views import calibrate_run
 
     place = RunDirectory(directory)
     with open_ledger(directory):
@@ -171,7 +171,7 @@ def report(directory: RunPath, as_json: AsJson = False) -> None:
     from pipeline.report import build_report, render_markdown
 
     with open_ledger(directory) as ledger:
-        facts = build_report(ledger)
+        facts = build_report(ledger, directory)
     print_facts(facts if as_json else None, [render_markdown(facts)])
 
 

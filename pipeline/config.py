@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -164,13 +165,16 @@ class LabelTask(_Task):
     examples: _ExamplesKey | None = Field(
         None, description="shown to the model: a file with id, text and label, or a list of text and label"
     )
-    gold: str | None = Field(None, description="a file with id, text and label, of which examples_per_label are shown")
+    gold: str | None = Field(
+        None, description="a file with id and label to calibrate by after the run; of its texts examples_per_label are shown to the model"
+    )
     label_field: str = Field("label", min_length=1, description="the column of the label in these files")
     examples_per_label: int | None = Field(None, ge=1)
     examples_tokens: int = Field(1024, ge=16, description="texts of all examples together; longer ones are cut")
     examples_seed: int = 0
     long_documents: Literal["aggregate", "fail", "truncate"] = "aggregate"
     abstain_below: float | None = Field(None, ge=0, le=1, description="below this probability the answer is null")
+    target_accuracy: float | None = Field(None, gt=0, lt=1, description="abstain so that the rest is right this often; needs gold")
     calibration: Literal["auto", "none"] = Field(
         "auto", description="auto: every label is scored, and answers are calibrated over the run's documents or by gold labels"
     )
@@ -224,10 +228,20 @@ class LabelTask(_Task):
             raise ValueError("examples are given and examples_per_label asks to draw them: keep one of the two keys")
         if self.examples_per_label is not None and self.gold is None:
             raise ValueError("examples_per_label needs gold, the file that the examples are drawn from")
-        if self.gold is not None and self.examples_per_label is None:
-            raise ValueError("gold is read for examples only: set examples_per_label, or leave gold out")
-        if self.multi and (self.examples is not None or self.gold is not None):
+        if self.gold is not None and self.examples_per_label is None and self.calibration == "none" and self.target_accuracy is None:
+            raise ValueError("gold is read to calibrate by, which calibration: none leaves out: drop one of the two keys")
+        if self.multi and (self.examples is not None or self.examples_per_label is not None):
             raise ValueError("examples cannot be shown with multi: true; they hold one label each")
+        if self.target_accuracy is not None and self.gold is None:
+            raise ValueError("target_accuracy needs gold, a file with true labels to set the threshold by; or use abstain_below")
+        if self.target_accuracy is not None and self.abstain_below is not None:
+            raise ValueError("target_accuracy and abstain_below both set the threshold: keep one of the two keys")
+        return self
+
+    @model_validator(mode="after")
+    def _shares_can_be_met(self) -> LabelTask:
+        if self.expected_shares is not None:
+            _check_shares(self.expected_shares, self.labels, multi=self.multi)
         return self
 
     @property
@@ -239,6 +253,20 @@ class LabelTask(_Task):
         """The same task with the paths of its files made absolute, for commands that are run from another folder later."""
         files = {"gold": self.gold, "examples": self.examples}
         return self.model_copy(update={key: _absolute(path) for key, path in files.items() if isinstance(path, str)})
+
+
+def _check_shares(shares: Mapping[str, float], labels: Collection[str], *, multi: bool) -> None:
+    """Everything that calibration asks of shares, so that it cannot fail on them at the end of a night. Raises ValueError."""
+    unknown, missing = sorted(set(shares) - set(labels)), [label for label in labels if label not in shares]
+    if unknown:
+        raise ValueError(f"expected_shares names {unknown[0]!r}, which is none of the labels")
+    if missing:
+        raise ValueError(f"expected_shares lacks {missing[0]!r}: give the share of every label, {len(labels)} in all")
+    for label, share in shares.items():
+        if not (math.isfinite(share) and 0 < share < 1):
+            raise ValueError(f"expected_shares: the share of {label!r}, {share}, is not between 0 and 1; a label without one is no label")
+    if not multi and abs(sum(shares.values()) - 1) > 0.01:
+        raise ValueError(f"expected_shares add up to {sum(shares.values()):.3f}, not to 1")
 
 
 def _spaced(name: str) -> str:

@@ -24,7 +24,7 @@ from pipeline.escape import spreadsheet_text
 from pipeline.sources import source_files
 from pipeline.stores.ledger import Ledger
 from pipeline.stores.reading import ExportRow, TaskResult, TaskRow, answer_probability
-from pipeline.views import View, latest_view, through
+from pipeline.views import View, latest_view, said, through
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -70,8 +70,8 @@ def export(ledger: Ledger, output: Path, *, force: bool = False, inputs: Sequenc
     columns = _columns(tasks, views)
     if output.exists() and not force and not _is_export(output, tasks):
         raise UsageError(f"{output} exists and is not an earlier export of this run; choose another name, or --force to overwrite it")
-    shown = through(ledger.rows(), views) if views else ledger.rows()
-    rows = _counted(_record(row, tasks, views) for row in shown)
+    rows_seen = through(ledger.rows(), views) if views else said(ledger.rows(), tasks) if view == 0 else ledger.rows()
+    rows = _counted(_record(row, tasks, views) for row in rows_seen)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with replace_file(output) as stream:

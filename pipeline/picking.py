@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import io
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,15 @@ from pipeline.config import Config, LabelTask
 from pipeline.errors import UsageError
 from pipeline.escape import spreadsheet_text
 from pipeline.export import check_output
+from pipeline.gold import gold_ids, written_labels
 from pipeline.quality.scores import extra
-from pipeline.quality.selection import CANDIDATES, Answered, Picked, review, sample, uncertain_and_random
+from pipeline.quality.selection import CANDIDATES, Answered, Picked, review, review_several, sample, uncertain_and_random
 from pipeline.records import Document
 from pipeline.sources import read_source, source_files
 from pipeline.stores.ledger import Ledger
 from pipeline.stores.reading import TaskRow
 from pipeline.texts import documents_again, last_config
-from pipeline.views import latest_view, shown_to_the_model, through
+from pipeline.views import is_multi, labels_of, latest_view, shown_to_the_model, through, view_of
 
 TEXT_CHARACTERS = 10_000
 """Longer texts are cut in the file: a cell of a common spreadsheet holds 32,767 characters, and a person reads fewer."""
@@ -34,25 +35,33 @@ SAMPLE_COLUMNS = ("id", "label", "text", "reason")
 REVIEW_COLUMNS = ("id", "label", "text", "proposed_label", "probability", "top_labels", "reason")
 
 
-def review_run(ledger: Ledger, output: Path, count: int, *, name: str | None = None, force: bool = False, seed: int = 0) -> dict[str, Any]:
+def review_run(
+    ledger: Ledger, output: Path, count: int, *, name: str | None = None, gold: Sequence[Path] = (), label_field: str = "label",
+    force: bool = False, seed: int = 0,
+) -> dict[str, Any]:  # fmt: skip
     """Write the ``count`` finished documents of a label task most worth a person's look. Raises UsageError, StoppedEarly.
 
-    Left out and counted: documents that are no longer in the source, that the model was shown as examples, and those whose id stands
-    for several texts, because a gold label is given to an id.
+    Left out and counted: documents that have a gold label already, in the files ``gold`` or in those that earlier views were made with;
+    that are no longer in the source; that the model was shown as examples; and those whose id stands for several texts, because a gold
+    label is given to an id.
     """
     task = _task(ledger, name)
     config = last_config(ledger)
     _check(output, REVIEW_COLUMNS, config, force=force)
-    labels = tuple(label for label, _ in task.job.identity["task"]["labels"])
+    labels, multi = labels_of(task), is_multi(task)
     extra("sklearn")
-    by_key = {found.id: found for found in uncertain_and_random(_answered(ledger, task, labels), max(CANDIDATES, count), seed)}
+    known_ids = {one for path in gold for one in gold_ids(path, label_field=label_field)}
+    known_keys = {key for kept in ledger.views(task.job.name) for key in view_of(kept).gold_labels}
     left_out: Counter[str] = Counter()
+    unknown = _unknown(_answered(ledger, task, labels), known_ids, known_keys, left_out)
+    by_key = {found.id: found for found in uncertain_and_random(unknown, max(CANDIDATES, count), seed, several=multi)}
     texts = list(_with_texts(ledger, config, task, by_key, left_out))
-    picked = review(texts, labels, count, seed=seed)
+    picked = (review_several if multi else review)(texts, labels, count, seed=seed)
     if not picked:
         raise UsageError(f"task {task.job.name!r} has no finished document to review{_told(left_out)}")
-    _write(output, REVIEW_COLUMNS, [_review_row(row) for row in picked])
-    return {"output": str(output), "rows": len(picked), "task": task.job.name, "labels": list(labels), "left_out": dict(left_out)}
+    _write(output, REVIEW_COLUMNS, [_review_row(row, multi=multi) for row in picked])
+    return {"output": str(output), "rows": len(picked), "task": task.job.name, "labels": list(labels), "multi": multi,
+            "left_out": dict(left_out)}  # fmt: skip
 
 
 def sample_source(config: Config, output: Path, count: int, *, force: bool = False, seed: int = 0) -> dict[str, Any]:
@@ -78,20 +87,28 @@ def _task(ledger: Ledger, name: str | None) -> TaskRow:
         raise UsageError(f"the run has several label tasks: choose one with --task ({', '.join(known)})")
     if not known or (name is not None and name not in known):
         raise UsageError(f"the run has no label task{f' {name!r}' if name else ''} whose answers could be reviewed")
-    task = known[name] if name is not None else next(iter(known.values()))
-    if task.job.identity["task"].get("multi"):
-        raise UsageError(f"task {task.job.name!r} may give several labels (multi); reviewing those is not available in this version")
-    return task
+    return known[name] if name is not None else next(iter(known.values()))
 
 
-def _answered(ledger: Ledger, task: TaskRow, labels: Sequence[str]) -> Iterator[Answered]:
-    """Finished documents as their latest view shows them, by document key and still without text."""
+def _answered(ledger: Ledger, task: TaskRow, labels: Sequence[str]) -> Iterator[tuple[str, Answered]]:
+    """Finished documents as their latest view shows them, by id; with their key for an id, and still without text."""
     view = latest_view(ledger, task)
     rows = ledger.rows()
     for row in through(rows, {task.job.name: view}) if view else rows:
         result = row.results[task.job.name]
         if result.state == "done" and result.probabilities:
-            yield Answered(row.input.document_key, "", tuple(result.probabilities[label] for label in labels))
+            yield row.input.id, Answered(row.input.document_key, "", tuple(result.probabilities[label] for label in labels))
+
+
+def _unknown(
+    answered: Iterable[tuple[str, Answered]], ids: Collection[str], keys: Collection[str], left_out: Counter[str]
+) -> Iterator[Answered]:
+    """Those that nobody has labelled yet."""
+    for name, document in answered:
+        if name in ids or document.id in keys:
+            left_out["labelled already"] += 1
+        else:
+            yield document
 
 
 def _with_texts(ledger: Ledger, config: Config, task: TaskRow, by_key: dict[str, Answered], left_out: Counter[str]) -> Iterator[Answered]:
@@ -136,8 +153,12 @@ def _told(counts: Counter[str]) -> str:
 # ── files ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _review_row(row: Picked) -> tuple[str, ...]:
+def _review_row(row: Picked, *, multi: bool) -> tuple[str, ...]:
+    """With several labels the proposal is all those more likely than not, and the probability that of the least certain yes or no."""
     label, probability = row.top[0]
+    if multi:
+        label = written_labels(row.proposed)
+        probability = max(probability, 1 - probability)
     return (row.id, "", row.text, label, f"{probability:.4f}", "; ".join(f"{name} {share:.2f}" for name, share in row.top), row.reason)
 
 

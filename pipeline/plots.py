@@ -35,7 +35,7 @@ def draw(facts: Mapping[str, Mapping[str, Any]], folder: Path, plot_format: str 
     written = []
     for name, found in facts.items():
         for title, paint in _PLOTS.items():
-            if "confusion" in found:
+            if _NEEDS[title] in found:
                 path = folder / f"{name}-{title}.{plot_format}"
                 _save(paint, name, found, path, plot_format)
                 written.append(path)
@@ -68,7 +68,8 @@ def _coverage(axes: Any, found: Mapping[str, Any]) -> None:
     curve = found["coverage_curve"]
     axes.plot([point["coverage"] for point in curve], [point["accuracy"] for point in curve], drawstyle="steps-pre")
     if found["abstained"] and found["answered"]:
-        right, coverage = found["headline"]["answered_accuracy"]["value"], found["answered"] / found["judged"]
+        named = "answered_exact_match" if found["multi"] else "answered_accuracy"
+        right, coverage = found["headline"][named]["value"], found["answered"] / found["judged"]
         axes.plot([coverage], [right], marker="o", color="tab:red", linestyle="none", label="as answered")
         axes.legend(loc="lower left")
     axes.set(xlabel="share of documents answered", ylabel="share of the answers that is right", xlim=(0, 1), ylim=(0, 1.02))
@@ -89,6 +90,9 @@ def _confusion(axes: Any, found: Mapping[str, Any]) -> None:
     axes.set(xlabel="answer", ylabel="gold label")
     axes.set_title("confusion")
 
+
+_NEEDS = {"reliability": "reliability", "coverage": "coverage_curve", "confusion": "confusion"}
+"""The figures that a plot is drawn from; an evaluation that lacks them, of several labels or of summaries, has no such plot."""
 
 _PLOTS: Mapping[str, Callable[[Any, Mapping[str, Any]], None]] = {
     "reliability": _reliability, "coverage": _coverage, "confusion": _confusion,

@@ -1,60 +1,55 @@
 """Label answers as they are shown: a calibration and a threshold over the scores that the ledger keeps for ever.
 
-A view costs no inference. It is computed from all finished documents of a task, kept in the ledger with a number, and applied when answers are
-exported; earlier views stay, and number 0 is always what the model said itself.
+A view costs no inference. It is kept in the ledger with a number and applied when answers are exported, reported or judged; earlier views
+stay, and number 0 is always what the model said itself. How views are made: ``recalibration``.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Literal, cast
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-from pipeline.config import Config, LabelTask
 from pipeline.errors import UsageError
-from pipeline.gold import read_gold
-from pipeline.quality.abstain import Threshold, abstains, choose_threshold
-from pipeline.quality.calibration import Calibration, calibrate
-from pipeline.quality.scores import Floats, label_numbers
-from pipeline.records import digest
+from pipeline.quality.abstain import abstains
+from pipeline.quality.calibration import Calibration
+from pipeline.quality.scores import Floats
+from pipeline.quality.several import SeveralCalibration, parse_calibration
 from pipeline.stores.ledger import Ledger
 from pipeline.stores.reading import ExportRow, TaskResult, TaskRow, ViewRow
 
-Method = Literal["auto", "none", "batch", "gold"]
-_METHODS = ("auto", "none", "batch", "gold")
 _BLOCK_ROWS = 1000
-# A threshold that no probability reaches: everything is abstained from.
-_ALL_ABSTAINED = 2.0
-# A mean over fewer documents says more about them than about the model.
-LEAST_BATCH = 32
-
-
-@dataclass(frozen=True, slots=True)
-class ViewOptions:
-    """What a view is asked to be. ``gold`` maps document ids to labels; ``unfit`` are ids whose labels the model has been shown."""
-
-    method: Method = "auto"
-    expected_shares: Mapping[str, float] | None = None
-    gold: Mapping[str, str] | None = None
-    unfit: frozenset[str] = frozenset()
-    abstain_below: float | None = None
-    target_accuracy: float | None = None
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A view ready to be applied. ``final``: no document of the task was missing when it was made."""
+    """A view ready to be applied. ``final``: no document of the task was missing when it was made.
+
+    ``gold_labels`` maps the keys of the documents whose labels it was made with to these; ``held_out`` those that the calibration was
+    fitted on to the natural logs (by label) that a fit without them gives, which is what they may be judged by.
+    """
 
     number: int
-    calibration: Calibration
+    calibration: Calibration | SeveralCalibration
     threshold: float | None
     sentence: str
     final: bool
+    gold_labels: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
+    held_out: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+    @property
+    def multi(self) -> bool:
+        """Whether it shows any number of labels a document."""
+        return isinstance(self.calibration, SeveralCalibration)
+
+    @property
+    def fitted_on(self) -> frozenset[str]:
+        """Keys of the documents whose gold labels the calibration knows."""
+        return frozenset(self.gold_labels) if self.calibration.method == "gold" else frozenset()
 
     def short(self) -> str:
         """For a cell of an export: number, method, and whether more documents may still change it."""
@@ -64,102 +59,29 @@ class View:
         """``results`` of done documents as this view shows them."""
         labels = self.calibration.labels
         logs = self.calibration.log_probabilities([[_of(result)[label] for label in labels] for result in results])
-        probabilities = np.exp(logs)
-        away = np.zeros(len(results), dtype=bool) if self.threshold is None else abstains(probabilities.max(axis=1), self.threshold)
-        best = probabilities.argmax(axis=1)
-        return [
-            replace(
-                result,
-                value=None if gone else labels[place],
-                finish_reason="abstained" if gone else "stop",
-                probabilities=dict(zip(labels, row.tolist(), strict=True)),
-            )
-            for result, row, place, gone in zip(results, probabilities, best, away, strict=True)
-        ]
+        return [self._shown(result, row) for result, row in zip(results, np.exp(logs), strict=True)]
+
+    def _shown(self, result: TaskResult, probabilities: Floats) -> TaskResult:
+        value, gone = self.decide(probabilities)
+        odds = dict(zip(self.calibration.labels, probabilities.tolist(), strict=True))
+        return replace(result, value=None if gone else value, finish_reason="abstained" if gone else "stop", probabilities=odds)
+
+    def decide(self, probabilities: Floats) -> tuple[str | list[str], bool]:
+        """The answer that these probabilities, (labels,), give, and whether it is abstained from."""
+        labels = self.calibration.labels
+        value: str | list[str]
+        if self.multi:
+            value = [label for label, odds in zip(labels, probabilities, strict=True) if odds >= 0.5]
+        else:
+            value = labels[int(probabilities.argmax())]
+        gone = self.threshold is not None and bool(abstains(certainty(probabilities[None], multi=self.multi), self.threshold)[0])
+        return value, gone
 
 
-def calibrate_run(
-    ledger: Ledger, *, names: Sequence[str] | None = None, gold: Path | None = None, label_field: str = "label", method: str = "auto",
-    shares: Sequence[str] | None = None, abstain_below: float | None = None, target_accuracy: float | None = None,
-) -> dict[str, View]:  # fmt: skip
-    """A new view of each named label task, or of all. ``shares`` are written LABEL=SHARE. Raises UsageError."""
-    known = {task.job.name: task for task in ledger.tasks()}
-    unknown = [name for name in names or () if name not in known]
-    if unknown:
-        raise UsageError(f"there is no task {unknown[0]!r}; the run has {', '.join(known)}")
-    chosen = list(names or (name for name, task in known.items() if task.job.kind == "label"))
-    if not chosen:
-        raise UsageError("the run has no label task: there is nothing to calibrate")
-    if method not in _METHODS:
-        raise UsageError(f"method {method!r} is none of {', '.join(_METHODS)}")
-    made = {}
-    for name in chosen:
-        task = known[name]
-        options = ViewOptions(
-            method=cast("Method", method), expected_shares=_shares(shares), abstain_below=abstain_below, target_accuracy=target_accuracy,
-            gold=None if gold is None else read_gold(gold, labels_of(task), label_field=label_field), unfit=shown_to_the_model(task),
-        )  # fmt: skip
-        made[name] = make_view(ledger, task, options)
-    return made
-
-
-def calibrate_as_configured(ledger: Ledger, config: Config) -> None:
-    """After a run: its label tasks are calibrated over its documents, unless gold labels have calibrated them better, or they are too few."""
-    known = {task.job.name: task for task in ledger.tasks()}
-    for task in config.tasks:
-        if not isinstance(task, LabelTask) or task.multi or task.calibration == "none" or task.name not in known:
-            continue
-        kept = ledger.views(task.name)
-        if kept and Calibration.from_json(kept[-1].calibration).method == "gold":
-            continue
-        if len(list(itertools.islice(ledger.scored(task.name), LEAST_BATCH))) < LEAST_BATCH:
-            continue
-        options = ViewOptions("batch", expected_shares=task.expected_shares, abstain_below=task.abstain_below)
-        make_view(ledger, known[task.name], options)
-
-
-def shown_to_the_model(task: TaskRow) -> frozenset[str]:
-    """Ids of the examples in the task's prompt: the model has read their labels."""
-    examples: Any = task.job.identity.get("examples") or ()
-    return frozenset(str(example[0]) for example in examples)
-
-
-def _shares(written: Sequence[str] | None) -> dict[str, float] | None:
-    if not written:
-        return None
-    found = {}
-    for text in written:
-        label, equals, number = text.rpartition("=")
-        try:
-            found[label] = float(number)
-        except ValueError:
-            equals = ""
-        if not equals or not label:
-            raise UsageError(f"--share {text!r} is not of the form LABEL=SHARE, with a number such as 0.25")
+def certainty(probabilities: Floats, *, multi: bool) -> Floats:
+    """How sure the answers are, (documents,): the best label's probability, or with ``multi`` the least certain yes or no."""
+    found: Floats = np.maximum(probabilities, 1 - probabilities).min(axis=1) if multi else probabilities.max(axis=1)
     return found
-
-
-def make_view(ledger: Ledger, task: TaskRow, options: ViewOptions) -> View:
-    """Calibrate the task's finished documents and keep the view. Raises UsageError for tasks and options that cannot be calibrated."""
-    labels = labels_of(task)
-    found = list(ledger.scored(task.job.name))
-    scores = np.array([[row.scores[label] for label in labels] for row in found], dtype=np.float64).reshape(len(found), len(labels))
-    gold = _gold_rows([row.id for row in found], options)
-    method = options.method
-    if method == "auto" and not gold and len(found) < LEAST_BATCH:
-        method = "none"
-    calibration = calibrate(
-        scores, labels, method=method, expected_shares=options.expected_shares, gold=gold or None, seed=options.seed
-    )
-    chosen = _threshold(calibration, scores, gold, options)
-    threshold = options.abstain_below if chosen is None else _ALL_ABSTAINED if chosen.value is None else chosen.value
-    states = ledger.states_seen(task.job.name)
-    sentence = "; ".join([calibration.sentence, *([chosen.sentence] if chosen else [])])
-    facts = {
-        "sentence": sentence, "final": not (states["pending"] or states["running"]), "documents": len(found), "gold": len(gold),
-        "gold_digest": digest(*(f"{place}={label}" for place, label in sorted(gold.items()))) if gold else None,
-    }  # fmt: skip
-    return _view(ledger.keep_view(task.job.name, calibration.to_json(), threshold, facts))
 
 
 def latest_view(ledger: Ledger, task: TaskRow, number: int | None = None) -> View | None:
@@ -168,67 +90,31 @@ def latest_view(ledger: Ledger, task: TaskRow, number: int | None = None) -> Vie
         return None
     kept = ledger.views(task.job.name)
     if number is None:
-        return _view(kept[-1]) if kept else None
+        return view_of(kept[-1]) if kept else None
     if number > len(kept):
         raise UsageError(f"task {task.job.name!r} has no view {number}; it has {len(kept)} (0 is what the model said itself)")
-    return _view(kept[number - 1])
+    return view_of(kept[number - 1])
 
 
 def through(rows: Iterable[ExportRow], views: Mapping[str, View]) -> Iterator[ExportRow]:
     """``rows`` with the answers of the viewed tasks as their views show them."""
     iterator = iter(rows)
     while block := list(itertools.islice(iterator, _BLOCK_ROWS)):
-        shown = {name: _shown(view, [row.results[name] for row in block]) for name, view in views.items()}
+        shown = {name: apply_to(view, [row.results[name] for row in block]) for name, view in views.items()}
         for place, row in enumerate(block):
             yield replace(row, results={**row.results, **{name: column[place] for name, column in shown.items()}})
 
 
-def labels_of(task: TaskRow) -> tuple[str, ...]:
-    """The labels of a task that chooses one. Raises UsageError for other tasks."""
-    definition: Any = task.job.identity.get("task", {})
-    if task.job.kind != "label":
-        raise UsageError(f"task {task.job.name!r} is of kind {task.job.kind}; only label tasks have scores to calibrate")
-    if definition.get("multi"):
-        raise UsageError(f"task {task.job.name!r} may give several labels (multi); calibrating those is not available in this version")
-    if float(definition.get("score_tolerance") or 0) > 0:
-        raise UsageError(
-            f"task {task.job.name!r} left labels unscored to save work (score_tolerance {definition['score_tolerance']}); "
-            "run it with score_tolerance: 0 to calibrate it"
-        )
-    return tuple(name for name, _ in definition["labels"])
+def said(rows: Iterable[ExportRow], tasks: Sequence[TaskRow]) -> Iterator[ExportRow]:
+    """``rows`` with what the model said itself also where it was abstained from when it was recorded."""
+    multi = {task.job.name: is_multi(task) for task in tasks if task.job.kind == "label"}
+    for row in rows:
+        changed = {name: _said(row.results[name], multi=several) for name, several in multi.items() if _abstained(row.results[name])}
+        yield replace(row, results={**row.results, **changed}) if changed else row
 
 
-def _gold_rows(ids: Sequence[str], options: ViewOptions) -> dict[int, str]:
-    """Gold labels by row; ids that occur under several texts, and those the model has been shown, are left out."""
-    if not options.gold:
-        return {}
-    places: dict[str, list[int]] = {}
-    for place, name in enumerate(ids):
-        places.setdefault(name, []).append(place)
-    return {
-        places[name][0]: label
-        for name, label in options.gold.items()
-        if len(places.get(name, ())) == 1 and name not in options.unfit
-    }  # fmt: skip
-
-
-def _threshold(calibration: Calibration, scores: Floats, gold: Mapping[int, str], options: ViewOptions) -> Threshold | None:
-    """Chosen on labels that had no part in the probabilities they are compared with."""
-    if options.target_accuracy is None:
-        return None
-    if not gold:
-        raise UsageError("target_accuracy needs gold labels: give --gold FILE, or abstain_below instead")
-    checked = calibration.cross_validation
-    if checked is not None:
-        rows, logs = list(checked.rows), np.array(checked.held_out)
-    else:
-        rows = sorted(gold)
-        logs = calibration.log_probabilities(scores[rows])
-    truth = label_numbers([gold[row] for row in rows], calibration.labels)
-    return choose_threshold(np.exp(logs).max(axis=1), logs.argmax(axis=1) == truth, options.target_accuracy)
-
-
-def _shown(view: View, results: Sequence[TaskResult]) -> list[TaskResult]:
+def apply_to(view: View, results: Sequence[TaskResult]) -> list[TaskResult]:
+    """``results`` with those of done documents as the view shows them; the others stay."""
     places = [place for place, result in enumerate(results) if result.state == "done" and result.scores]
     shown = list(results)
     if places:
@@ -237,11 +123,43 @@ def _shown(view: View, results: Sequence[TaskResult]) -> list[TaskResult]:
     return shown
 
 
+def labels_of(task: TaskRow) -> tuple[str, ...]:
+    """The labels of a label task. Raises UsageError for other tasks."""
+    if task.job.kind != "label":
+        raise UsageError(f"task {task.job.name!r} is of kind {task.job.kind}; only label tasks have scores to calibrate")
+    return tuple(name for name, _ in task.job.identity["task"]["labels"])
+
+
+def is_multi(task: TaskRow) -> bool:
+    """Whether the task may give several labels to a document."""
+    return bool(task.job.identity.get("task", {}).get("multi"))
+
+
+def shown_to_the_model(task: TaskRow) -> frozenset[str]:
+    """Ids of the examples in the task's prompt: the model has read their labels."""
+    examples: Any = task.job.identity.get("examples") or ()
+    return frozenset(str(example[0]) for example in examples)
+
+
+def view_of(row: ViewRow) -> View:
+    """The view that the ledger keeps as ``row``. Raises LedgerError."""
+    facts = row.facts
+    return View(
+        row.number, parse_calibration(row.calibration), row.threshold, str(facts.get("sentence", "")), bool(facts.get("final")),
+        facts.get("gold_labels") or {}, facts.get("held_out") or {},
+    )  # fmt: skip
+
+
 def _of(result: TaskResult) -> Mapping[str, float]:
     assert result.scores is not None, "only scored results are shown through a view"
     return result.scores
 
 
-def _view(row: ViewRow) -> View:
-    calibration = Calibration.from_json(row.calibration)
-    return View(row.number, calibration, row.threshold, str(row.facts.get("sentence", "")), bool(row.facts.get("final")))
+def _abstained(result: TaskResult) -> bool:
+    return result.state == "done" and result.value is None and bool(result.probabilities)
+
+
+def _said(result: TaskResult, *, multi: bool) -> TaskResult:
+    odds = {name: number for name, number in (result.probabilities or {}).items() if math.isfinite(number)}
+    value: Any = [name for name, number in odds.items() if number >= 0.5] if multi else max(odds, key=odds.__getitem__, default=None)
+    return replace(result, value=value, finish_reason="stop")

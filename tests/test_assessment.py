@@ -14,9 +14,9 @@ import pytest
 from pipeline.assessment import evaluate
 from pipeline.assessment_table import render
 from pipeline.errors import UsageError
+from pipeline.recalibration import calibrate_run
 from pipeline.run_directory import LEDGER
 from pipeline.stores.ledger import Ledger
-from pipeline.views import calibrate_run
 from tests.answered import finished, gold_file
 
 ROOT = Path(__file__).parents[1]

@@ -16,9 +16,9 @@ from pipeline.errors import UsageError
 from pipeline.escape import from_spreadsheet, spreadsheet_text
 from pipeline.gold import read_gold
 from pipeline.picking import REVIEW_COLUMNS, SAMPLE_COLUMNS, TEXT_CHARACTERS, review_run, sample_source
+from pipeline.recalibration import calibrate_run
 from pipeline.run_directory import LEDGER
 from pipeline.stores.ledger import Ledger
-from pipeline.views import calibrate_run
 from tests.answered import finished
 from tests.quality.tables import LABELS
 

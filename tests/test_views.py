@@ -16,8 +16,9 @@ import pytest
 
 from pipeline.errors import UsageError
 from pipeline.export import export
+from pipeline.recalibration import LEAST_BATCH, ViewOptions, calibrate_run, make_view
 from pipeline.stores.ledger import Ledger
-from pipeline.views import LEAST_BATCH, ViewOptions, calibrate_run, latest_view, make_view
+from pipeline.views import latest_view
 from tests.stores.ledgers import begun, documents, done, job
 
 LABELS = ("world", "sports")

@@ -20,6 +20,7 @@ CANDIDATES = 5_000
 _NEIGHBOURS = 10
 _SIMILAR = 0.05
 _SUSPICIOUS = 0.5
+_UNDECIDED = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,8 @@ class Answered:
 class Picked:
     """A document to look at and why. ``top`` are the likeliest labels with their probabilities, empty before any run.
 
-    ``stands_for`` counts the candidates that it was taken for (its cluster; 1 in a review).
+    ``stands_for`` counts the candidates that it was taken for (its cluster; 1 in a review); ``proposed`` are the labels of a task
+    that may give several, whose least certain ones are ``top``.
     """
 
     id: str
@@ -43,6 +45,7 @@ class Picked:
     reason: str
     top: tuple[tuple[str, float], ...] = ()
     stands_for: int = 1
+    proposed: tuple[str, ...] = ()
 
 
 def sample(documents: Iterable[tuple[str, str]], count: int, *, seed: int = 0, candidates: int = CANDIDATES) -> list[Picked]:
@@ -84,6 +87,40 @@ def review(
     return [_row(kept[place], labels, probabilities[place], believed[place], likeness[place]) for place in chosen]
 
 
+def review_several(
+    documents: Iterable[Answered], labels: Sequence[str], count: int, *, seed: int = 0, candidates: int = CANDIDATES
+) -> list[Picked]:
+    """The same for tasks with several labels a document: ``probabilities`` are those of yes, one a label, each a decision of its own.
+
+    Uncertain is the mean entropy of a document's decisions; suspicious how little its neighbours believe the decision they doubt most.
+    """
+    kept = uncertain_and_random(documents, max(candidates, count), seed, several=True)
+    if not kept:
+        return []
+    yes = np.array([document.probabilities for document in kept], dtype=np.float64)
+    vectors = tfidf([document.text for document in kept])
+    uncertain = np.mean([entropy(np.column_stack([column, 1 - column])) for column in yes.T], axis=0)
+    places, likeness = neighbours(vectors, _NEIGHBOURS)
+    believed = _believed(yes, places, likeness)
+    doubt = np.where(yes >= 0.5, 1 - believed, believed)
+    chosen = _greedy(uncertain + doubt.max(axis=1), vectors, count)
+    return [_several_row(kept[place], labels, yes[place], doubt[place]) for place in chosen]
+
+
+def _several_row(document: Answered, labels: Sequence[str], yes: Floats, doubt: Floats) -> Picked:
+    order = np.argsort(np.abs(yes - 0.5), kind="stable")[:3].tolist()
+    most = int(np.argmax(doubt))
+    parts = []
+    if doubt[most] >= _SUSPICIOUS:
+        given = "labelled" if yes[most] >= 0.5 else "not labelled"
+        parts.append(f"suspicious: {given} {labels[most]}, unlike the documents most like it")
+    if abs(yes[order[0]] - 0.5) < _UNDECIDED:
+        parts.append(f"uncertain: {labels[order[0]]} {yes[order[0]]:.2f}")
+    reason = "; ".join(parts) or "varied: unlike the documents above it in this list"
+    proposed = tuple(label for label, odds in zip(labels, yes, strict=True) if odds >= 0.5)
+    return Picked(document.id, document.text, reason, tuple((labels[place], float(yes[place])) for place in order), proposed=proposed)
+
+
 def entropy(probabilities: Floats) -> Floats:
     """Entropy of each row over that of the uniform distribution: 0 is certain, 1 knows nothing. (documents,)."""
     logs = np.log(np.maximum(probabilities, 1e-300))
@@ -111,13 +148,18 @@ def _distinct(documents: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     return list({text: (name, text) for name, text in reversed(documents) if text.strip()}.values())[::-1]
 
 
-def uncertain_and_random(documents: Iterable[Answered], size: int, seed: int) -> list[Answered]:
-    """Half of ``size`` the least certain of all, half drawn at random from the rest, in the order read; memory for ``size`` only."""
+def uncertain_and_random(documents: Iterable[Answered], size: int, seed: int, *, several: bool = False) -> list[Answered]:
+    """Half of ``size`` the least certain of all, half drawn at random from the rest, in the order read; memory for ``size`` only.
+
+    With ``several`` a document is as certain as its least certain yes or no.
+    """
     generator = random.Random(seed)
     hard: list[tuple[float, int, Answered]] = []
     drawn: list[tuple[float, int, Answered]] = []
     for number, document in enumerate(documents):
-        entry = (-max(document.probabilities), number, document)
+        odds = document.probabilities
+        certain = min(max(one, 1 - one) for one in odds) if several else max(odds)
+        entry = (-certain, number, document)
         if len(hard) < (size + 1) // 2:
             heapq.heappush(hard, entry)
             continue

@@ -6,38 +6,41 @@ from collections.abc import Iterable, Sequence
 
 from pipeline.config import LabelTask, SourceConfig
 from pipeline.errors import ConfigError, SourceError
+from pipeline.escape import from_spreadsheet
 from pipeline.quality.examples import Example
-from pipeline.records import Document, Reject
+from pipeline.records import Document, Reject, digest
 from pipeline.sources import read_source
+from pipeline.sources.files import is_table
 
 
 def labelled_for(task: LabelTask) -> list[Example]:
     """What may be shown to the model as examples: those the task lists, or those of its file. Raises ConfigError.
 
     A row of ``gold`` without a label, as in a review file that is half filled in, or without text is left out; in ``examples`` it is
-    a fault.
+    a fault. ``gold`` without ``examples_per_label`` is for calibration alone: none of it is shown.
     """
     if isinstance(task.examples, list):
-        rows = [Example(one.id or f"examples[{place}]", one.text, one.label) for place, one in enumerate(task.examples)]
+        rows = [Example(one.id or digest(one.text), one.text, one.label) for one in task.examples]
         return _checked(rows, task, "examples")
     if task.examples is not None:
         return _checked(_read(task.examples, task, partial=False), task, task.examples)
-    if task.gold is not None:
+    if task.gold is not None and task.examples_per_label is not None:
         return _checked(_read(task.gold, task, partial=True), task, task.gold)
     return []
 
 
 def _read(path: str, task: LabelTask, *, partial: bool) -> list[Example]:
     found: list[Example] = []
+    back = from_spreadsheet if is_table(path) else str  # what our own review files escape for spreadsheets
     try:
         for row in read_source(SourceConfig(path=path), (task.label_field,)):
             if isinstance(row, Reject):
                 raise ConfigError(f"task {task.name!r}: {row.origin.file}, line {row.origin.line}: {row.reason}")
-            label = _label(row, task.label_field)
+            label = back(_label(row, task.label_field))
             if partial and not (label and row.text.strip()):
                 continue
             if label:
-                found.append(Example(row.id, row.text, label))
+                found.append(Example(back(row.id), back(row.text), label))
             else:
                 raise ConfigError(f"task {task.name!r}: document {row.id!r} of {path} has nothing in the field {task.label_field!r}")
     except SourceError as error:

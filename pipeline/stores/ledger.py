@@ -380,10 +380,10 @@ class Ledger:
         with self._reading() as connection:
             return reading.recorded_steps(connection, self._task_ids[task], key)
 
-    def results(self, task: str) -> Iterator[Mapping[str, Any]]:
-        """Results of a task's present works with state and attempts, for reports."""
+    def results(self, task: str, *, scores: bool = False) -> Iterator[Mapping[str, Any]]:
+        """Results of a task's present works with state and attempts, for reports; with their raw ``scores`` if wanted."""
         with self._reading() as connection:
-            yield from reading.task_results(connection, self._task_ids[task])
+            yield from reading.task_results(connection, self._task_ids[task], scores=scores)
 
     def some_id(self, document_key: str) -> str:
         """An id under which a document was read."""
@@ -405,7 +405,7 @@ class Ledger:
     def keep_view(self, task: str, calibration: str, threshold: float | None, facts: Mapping[str, Any]) -> ViewRow:
         """Keep a view; one that is the latest already is not kept twice."""
         known = self.views(task)
-        if known and (known[-1].calibration, known[-1].threshold) == (calibration, threshold):
+        if known and (known[-1].calibration, known[-1].threshold, known[-1].facts) == (calibration, threshold, dict(facts)):
             return known[-1]
         now = time.time()
         with self._writing() as connection:

@@ -291,13 +291,13 @@ def recorded_steps(connection: sa.Connection, task: int, key: str) -> list[Recor
     ]
 
 
-def task_results(connection: sa.Connection, task: int) -> Iterator[Mapping[str, Any]]:
+def task_results(connection: sa.Connection, task: int, *, scores: bool = False) -> Iterator[Mapping[str, Any]]:
     """Results of a task's present works: what reports need of every row, with ``state``, ``characters``, the ``attempts`` made, and how
-    many characters the steps of a document in parts ``covered``. Scores and raw texts, the bulk of a row, stay away; so do ids, which
-    are asked for with ``some_id`` where they are shown.
+    many characters the steps of a document in parts ``covered``. Raw texts and, unless wanted, ``scores``, the bulk of a row, stay
+    away; so do ids, which are asked for with ``some_id`` where they are shown.
     """
     joined = work.join(results, (results.c.task_id == work.c.task_id) & (results.c.key == work.c.key))
-    shown = [column for column in results.c if column.name not in ("scores", "raw")]
+    shown = [column for column in results.c if column.name != "raw" and (scores or column.name != "scores")]
     of_work = (work.c.state, work.c.characters, work.c.characters.label("covered"), work.c.document_key, work.c.attempts)
     query = (
         sa.select(*shown, *of_work)

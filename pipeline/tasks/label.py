@@ -70,7 +70,7 @@ class Label:
         return replace(self._answer(probabilities, parts, dropped), features=features)
 
     def _identity(self, shared: Mapping[str, Any]) -> dict[str, Any]:
-        defined = {key: value for key, value in definition(self._config).items() if key not in shown.IDENTITY_LEAVES_OUT}
+        defined = {key: value for key, value in _asked(self._config).items() if key not in shown.IDENTITY_LEAVES_OUT}
         return {
             **shared,
             "task": {**defined, "labels": [[name, about] for name, about in self._config.labels.items()]},
@@ -203,7 +203,7 @@ def _tolerance(config: LabelTask) -> float:
 
 def _asked(config: LabelTask) -> dict[str, Any]:
     """The part of the definition that what the model is asked depends on; how its scores are seen afterwards is no part of it."""
-    seen = {"calibration", "expected_shares"}
+    seen = {"calibration", "expected_shares", "abstain_below", "target_accuracy"}
     kept = {key: value for key, value in definition(config).items() if key not in seen}
     return {**kept, "score_tolerance": _tolerance(config)}
 
