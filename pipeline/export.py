@@ -34,6 +34,7 @@ _GROUP_ROWS = 2048
 _GROUP_CHARACTERS = 8_000_000
 _LINE_ENDS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}  # some readers of lines split at these
 _HEAD_BYTES = 1 << 24
+_NOT_COVERED = "view 0: none (what the view is computed from was not kept)"
 
 
 def check_output(output: Path, inputs: Sequence[str]) -> None:
@@ -122,9 +123,10 @@ def _record(row: ExportRow, tasks: Sequence[TaskRow], views: Mapping[str, View])
     record: Row = {"id": _text(row.input.id)}
     for task in tasks:
         view = views.get(task.job.name)
-        cells = _cells(row.results[task.job.name], task)
+        result = row.results[task.job.name]
+        cells = _cells(result, task)
         if view is not None:
-            cells.append(view.short() if row.results[task.job.name].state == "done" else None)
+            cells.append(None if result.state != "done" else view.short() if view.covers(result) else _NOT_COVERED)
         record.update(zip(_group(task, viewed=view is not None), cells, strict=True))
     return record
 

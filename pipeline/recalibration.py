@@ -20,6 +20,7 @@ from pipeline.errors import UsageError
 from pipeline.gold import GoldLabel, read_gold
 from pipeline.quality.abstain import Threshold, choose_threshold
 from pipeline.quality.calibration import Calibration, calibrate
+from pipeline.quality.features import Features, unpacked
 from pipeline.quality.metrics import Bools
 from pipeline.quality.scores import Floats, extra, label_numbers
 from pipeline.quality.several import SeveralCalibration, calibrate_several
@@ -37,6 +38,8 @@ _ALL_ABSTAINED = 2.0
 LEAST_BATCH = 32
 # More numbers than this are not kept with a view: documents that it was fitted on are then left out when it is judged.
 _HELD_OUT_NUMBERS = 2_000_000
+# Features are standardized over so many documents, spread over the run: a mean over more is no better, and a million of them are 1 GB.
+_FEATURED_DOCUMENTS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,14 @@ class _Table:
     multi: bool
     gold: Mapping[int, GoldLabel]
     left_out: Mapping[str, int]
+    features: Features | None = None
+
+    def log_probabilities(self, calibration: Calibration | SeveralCalibration, rows: Sequence[int]) -> Floats:
+        """What ``calibration`` says of gold documents: natural logs, (rows, labels)."""
+        features = None
+        if self.features is not None:
+            features = self.features.values[np.searchsorted(self.features.places, rows)]
+        return calibration.log_probabilities(self.scores[list(rows)].reshape(len(rows), len(self.labels)), features)
 
 
 def calibrate_run(
@@ -210,10 +221,28 @@ def _plain(label: GoldLabel) -> str | list[str]:
 
 def _table(ledger: Ledger, task: TaskRow, options: ViewOptions) -> _Table:
     labels = labels_of(task)
-    found = list(ledger.scored(task.job.name))
+    wanted = bool(options.gold) and not is_multi(task) and options.method in ("auto", "gold")
+    found, features = _found(ledger, task, options.gold or {}, with_features=wanted)
     scores = np.array([[row.scores[label] for label in labels] for row in found], dtype=np.float64).reshape(len(found), len(labels))
     gold, left_out = _gold_rows([row.id for row in found], options)
-    return _Table(found, labels, scores, is_multi(task), gold, left_out)
+    return _Table(found, labels, scores, is_multi(task), gold, left_out, features)
+
+
+def _found(
+    ledger: Ledger, task: TaskRow, gold: Mapping[str, GoldLabel], *, with_features: bool
+) -> tuple[list[Scored], Features | None]:  # fmt: skip
+    """The finished documents; and if all of them have features, those of the gold documents and of a share of the others."""
+    every = max(1, ledger.states_seen(task.job.name)["done"] // _FEATURED_DOCUMENTS)
+    found: list[Scored] = []
+    kept: dict[int, bytes] = {}
+    complete = with_features
+    for place, row in enumerate(ledger.scored(task.job.name, with_features=with_features)):
+        complete &= bool(row.features)
+        if complete and (row.id in gold or place % every == 0):
+            kept[place] = row.features
+        found.append(replace(row, features=b""))
+    values = unpacked(list(kept.values())) if complete else None
+    return found, None if values is None else Features(np.array(list(kept)), values)
 
 
 def _gold_rows(ids: Sequence[str], options: ViewOptions) -> tuple[dict[int, GoldLabel], dict[str, int]]:
@@ -268,7 +297,8 @@ def _calibrated(table: _Table, options: ViewOptions) -> Calibration | SeveralCal
         method = "none" if method == "batch" and options.method == "auto" and shares is None else method
         return calibrate_several(table.scores, table.labels, method=method, expected_shares=shares, gold=named, seed=options.seed)
     single = {row: label for row, label in table.gold.items() if isinstance(label, str)}
-    return calibrate(table.scores, table.labels, method=method, expected_shares=shares, gold=single or None, seed=options.seed)
+    return calibrate(table.scores, table.labels, method=method, expected_shares=shares, gold=single or None, features=table.features,
+                     seed=options.seed)  # fmt: skip
 
 
 def _held_out(table: _Table, calibration: Calibration | SeveralCalibration) -> dict[int, Floats]:
@@ -288,9 +318,8 @@ def _threshold(
     if options.gold is None:
         raise UsageError("target_accuracy needs gold labels: give --gold FILE, or abstain_below instead")
     rows = list(table.gold)
-    shape = (len(rows), len(table.labels))
-    plain = calibration.log_probabilities(table.scores[rows].reshape(shape))
-    odds = np.exp(np.array([held_out.get(row, logs) for row, logs in zip(rows, plain, strict=True)]).reshape(shape))
+    plain = table.log_probabilities(calibration, rows)
+    odds = np.exp(np.array([held_out.get(row, logs) for row, logs in zip(rows, plain, strict=True)]).reshape(plain.shape))
     return choose_threshold(certainty(odds, multi=table.multi), _right(odds, table), options.target_accuracy)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from pipeline.errors import UsageError
 from pipeline.quality.abstain import abstains
 from pipeline.quality.calibration import Calibration
+from pipeline.quality.features import FEATURE_BYTES, unpacked
 from pipeline.quality.scores import Floats
 from pipeline.quality.several import SeveralCalibration, parse_calibration
 from pipeline.stores.ledger import Ledger
@@ -55,10 +56,15 @@ class View:
         """For a cell of an export: number, method, and whether more documents may still change it."""
         return f"view {self.number}: {self.calibration.method}" + ("" if self.final else " (not final)")
 
+    def covers(self, result: TaskResult) -> bool:
+        """Whether ``result`` has what this view is computed from; if not, what the model said itself is shown."""
+        return result.state == "done" and bool(result.scores) and len(result.features) >= FEATURE_BYTES * self.calibration.feature_count
+
     def apply(self, results: Sequence[TaskResult]) -> list[TaskResult]:
-        """``results`` of done documents as this view shows them."""
+        """``results`` that it covers as this view shows them."""
         labels = self.calibration.labels
-        logs = self.calibration.log_probabilities([[_of(result)[label] for label in labels] for result in results])
+        features = unpacked([result.features for result in results]) if self.calibration.feature_count else None
+        logs = self.calibration.log_probabilities([[_of(result)[label] for label in labels] for result in results], features)
         return [self._shown(result, row) for result, row in zip(results, np.exp(logs), strict=True)]
 
     def _shown(self, result: TaskResult, probabilities: Floats) -> TaskResult:
@@ -115,7 +121,7 @@ def said(rows: Iterable[ExportRow], tasks: Sequence[TaskRow]) -> Iterator[Export
 
 def apply_to(view: View, results: Sequence[TaskResult]) -> list[TaskResult]:
     """``results`` with those of done documents as the view shows them; the others stay."""
-    places = [place for place, result in enumerate(results) if result.state == "done" and result.scores]
+    places = [place for place, result in enumerate(results) if view.covers(result)]
     shown = list(results)
     if places:
         for place, result in zip(places, view.apply([results[place] for place in places]), strict=True):

@@ -14,6 +14,9 @@ import numpy.typing as npt
 
 from pipeline.quality.scores import Floats, Ints
 
+FEATURE_BYTES = 2
+"""Of one feature as the ledger keeps it: float16."""
+
 _LEAST_SPREAD = 1e-4
 """Of the largest spread: columns that vary less are the model's constants, or rounding."""
 
@@ -67,6 +70,6 @@ def reduced(features: Features, gold_places: Ints) -> Reduced | None:
 def unpacked(rows: Sequence[bytes]) -> npt.NDArray[np.float32] | None:
     """Features as the ledger keeps them (little-endian float16), (documents, features); None unless all have them, equally many."""
     sizes = {len(row) for row in rows}
-    if len(sizes) != 1 or not (size := sizes.pop()) or size % 2:
+    if len(sizes) != 1 or not (size := sizes.pop()) or size % FEATURE_BYTES:
         return None
-    return np.frombuffer(b"".join(rows), dtype="<f2").reshape(len(rows), size // 2).astype(np.float32)
+    return np.frombuffer(b"".join(rows), dtype="<f2").reshape(len(rows), size // FEATURE_BYTES).astype(np.float32)

@@ -50,7 +50,12 @@ class SeveralCalibration:
         """Rows whose gold labels some label was fitted on."""
         return tuple(sorted({row for part in self.parts if part.cross_validation for row in part.cross_validation.rows}))
 
-    def log_probabilities(self, scores: npt.ArrayLike) -> Floats:
+    @property
+    def feature_count(self) -> int:
+        """As of ``Calibration``: scores are enough here."""
+        return 0
+
+    def log_probabilities(self, scores: npt.ArrayLike, _features: npt.ArrayLike | None = None) -> Floats:
         """Calibrated natural logs of yes, (documents, labels), of raw ones. Raises UsageError."""
         rows = matrix(scores, self.labels)
         columns = [part.log_probabilities(yes_no(rows[:, place]))[:, 0] for place, part in enumerate(self.parts)]

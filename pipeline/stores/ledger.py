@@ -392,10 +392,10 @@ class Ledger:
 
     # ── views ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def scored(self, task: str) -> Iterator[Scored]:
-        """Documents that a label task has finished, with their uncalibrated scores."""
+    def scored(self, task: str, *, with_features: bool = False) -> Iterator[Scored]:
+        """Documents that a label task has finished, with their uncalibrated scores, and what the model made of them if it is asked for."""
         with self._reading() as connection:
-            yield from reading.scored(connection, self._task_ids[task])
+            yield from reading.scored(connection, self._task_ids[task], with_features=with_features)
 
     def views(self, task: str) -> list[ViewRow]:
         """Views of a task, oldest first; the last one is what exports show."""

@@ -78,6 +78,7 @@ class TaskResult:
     probabilities: Mapping[str, float] | None = None
     error: str | None = None
     scores: Mapping[str, float] | None = None
+    features: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,13 +229,15 @@ def _results(connection: sa.Connection, task: int, keys: Sequence[str]) -> dict[
     joined = work.outerjoin(results, (results.c.task_id == work.c.task_id) & (results.c.key == work.c.key))
     columns = (work.c.key, work.c.state, results.c.value, results.c.finish_reason, results.c.probabilities, results.c.scores,
                results.c.failure_kind, results.c.failure_message)  # fmt: skip
-    rows = connection.execute(sa.select(*columns).select_from(joined).where(work.c.task_id == task, work.c.key.in_(set(keys))))
+    joined, state = _with_features(connection, joined)
+    query = sa.select(*columns, state).select_from(joined)
+    rows = connection.execute(query.where(work.c.task_id == task, work.c.key.in_(set(keys))))
     return {row.key: _result(row) for row in rows}
 
 
 def _result(row: Any) -> TaskResult:
     if row.state == "done":
-        return TaskResult(row.state, row.value, row.finish_reason, row.probabilities, scores=row.scores)
+        return TaskResult(row.state, row.value, row.finish_reason, row.probabilities, scores=row.scores, features=row.features or b"")
     if row.state in ("failed", "quarantined"):
         return TaskResult(row.state, error=f"{row.failure_kind}: {row.failure_message}")
     return TaskResult(row.state, error=EMPTY_TEXT if row.state == "skipped" else None)
@@ -248,24 +251,32 @@ def task_views(connection: sa.Connection, task: int) -> list[ViewRow]:
     return [ViewRow(number, row.created_at, row.calibration, row.threshold, row.facts) for number, row in enumerate(found, 1)]
 
 
-def scored(connection: sa.Connection, task: int) -> Iterator[Scored]:
+def _with_features(connection: sa.Connection, joined: Any) -> tuple[Any, sa.Label[Any]]:
+    """``joined`` with the works' features, and the column that they are in; of null in a ledger that was written before there were any."""
+    if not sa.inspect(connection).has_table(features.name):
+        return joined, sa.literal(None).label("features")
+    return joined.outerjoin(features, (features.c.task_id == work.c.task_id) & (features.c.key == work.c.key)), features.c.state.label(
+        "features"
+    )
+
+
+def scored(connection: sa.Connection, task: int, *, with_features: bool = False) -> Iterator[Scored]:
     """Present documents that a label task has finished, a text once, in the order of their keys."""
     joined = work.join(results, (results.c.task_id == work.c.task_id) & (results.c.key == work.c.key)).join(
         inputs, (inputs.c.document_key == work.c.document_key) & (inputs.c.occurrence == 0)
     )
-    kept: sa.ColumnElement[Any] = sa.literal(None)
-    if sa.inspect(connection).has_table(features.name):
-        joined = joined.outerjoin(features, (features.c.task_id == work.c.task_id) & (features.c.key == work.c.key))
-        kept = features.c.state
+    state: sa.Label[Any] = sa.literal(None).label("features")
+    if with_features:
+        joined, state = _with_features(connection, joined)
     query = (
-        sa.select(inputs.c.id, work.c.document_key, results.c.scores, kept.label("state"))
+        sa.select(inputs.c.id, work.c.document_key, results.c.scores, state)
         .select_from(joined)
         .where(work.c.task_id == task, work.c.state == "done", work.c.inventory_id >= presence(connection))
         .order_by(work.c.key)
     )
     for row in connection.execution_options(yield_per=_BLOCK_ROWS).execute(query):
         if row.scores:
-            yield Scored(row.id, row.document_key, row.scores, row.state or b"")
+            yield Scored(row.id, row.document_key, row.scores, row.features or b"")
 
 
 def rejected_rows(connection: sa.Connection) -> Iterator[dict[str, Any]]:
