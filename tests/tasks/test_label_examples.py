@@ -42,8 +42,8 @@ def test_examples_are_earlier_turns_in_the_prefix(drive: Callable[..., Driver]) 
     before, whole = prompt(drive(kind="label", labels=["wet", "dry"], examples=INLINE))
     assert "Rain all day.<|assistant|>The category that fits this text best is wet" in before
     assert "Sun all day.<|assistant|>The category that fits this text best is dry" in before
-    assert before.count("Answer with the name") == 1
-    assert before.index("Answer with the name") < before.index("Rain all day.")
+    assert before.count("Categories:") == 1
+    assert before.index("Categories:") < before.index("Rain all day.")
     assert whole == before + "A DOCUMENT.The category that fits this text best is"
 
 
@@ -52,7 +52,7 @@ def test_what_is_shown_is_in_the_identity(drive: Callable[..., Driver]) -> None:
         return drive(kind="label", labels=["wet", "dry"], examples=examples, **keys).task.job
 
     shown = job(INLINE).identity["examples"]
-    assert sorted(row[:2] for row in shown) == [["examples[0]", "wet"], ["examples[1]", "dry"]]
+    assert sorted(row[1] for row in shown) == ["dry", "wet"]
     other_text = [INLINE[0], {"text": "Sun at noon.", "label": "dry"}]
     other_label = [INLINE[0], {"text": "Sun all day.", "label": "wet"}]
     orders = {job(INLINE, examples_seed=seed).fingerprint for seed in range(8)}
