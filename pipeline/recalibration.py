@@ -30,8 +30,8 @@ from pipeline.views import View, certainty, is_multi, labels_of, shown_to_the_mo
 
 _log = logging.getLogger(__name__)
 
-Method = Literal["auto", "none", "batch", "gold"]
-_METHODS = ("auto", "none", "batch", "gold")
+Method = Literal["auto", "none", "batch", "self_training", "gold"]
+_METHODS = ("auto", "none", "batch", "self_training", "gold")
 # A threshold that no probability reaches: everything is abstained from.
 _ALL_ABSTAINED = 2.0
 # A mean over fewer documents says more about them than about the model.
@@ -221,7 +221,7 @@ def _plain(label: GoldLabel) -> str | list[str]:
 
 def _table(ledger: Ledger, task: TaskRow, options: ViewOptions) -> _Table:
     labels = labels_of(task)
-    wanted = bool(options.gold) and not is_multi(task) and options.method in ("auto", "gold")
+    wanted = not is_multi(task) and options.method in ("auto", "self_training", "gold")
     found, features = _found(ledger, task, options.gold or {}, with_features=wanted)
     scores = np.array([[row.scores[label] for label in labels] for row in found], dtype=np.float64).reshape(len(found), len(labels))
     gold, left_out = _gold_rows([row.id for row in found], options)
@@ -290,11 +290,14 @@ def _refuse_unscored(task: TaskRow, table: _Table) -> None:
 
 def _calibrated(table: _Table, options: ViewOptions) -> Calibration | SeveralCalibration:
     # Gold labels that a method does not fit (none, batch) may still set a threshold.
-    method = "batch" if options.method == "auto" and not table.gold else options.method
+    method = options.method
     shares = None if method == "none" else options.expected_shares
     if table.multi:
         named = {row: label for row, label in table.gold.items() if not isinstance(label, str)}
-        method = "none" if method == "batch" and options.method == "auto" and shares is None else method
+        if method == "self_training":
+            raise UsageError("self_training is for tasks that choose one label; with several labels a document give gold labels")
+        if method == "auto" and not table.gold:
+            method = "none" if shares is None else "batch"
         return calibrate_several(table.scores, table.labels, method=method, expected_shares=shares, gold=named, seed=options.seed)
     single = {row: label for row, label in table.gold.items() if isinstance(label, str)}
     return calibrate(table.scores, table.labels, method=method, expected_shares=shares, gold=single or None, features=table.features,

@@ -19,22 +19,26 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import LedgerError, UsageError
-from pipeline.quality.features import Features, Reduced, reduced
-from pipeline.quality.fitting import Linear, Selection, candidates, select
+from pipeline.quality.features import Features, Reduced, reduced, standardized
+from pipeline.quality.fitting import Linear, Selection, candidates, select, self_trained
 from pipeline.quality.metrics import expected_calibration_error
-from pipeline.quality.scores import Floats, blocks, extra, label_numbers, log_softmax, matrix, normalized
+from pipeline.quality.scores import Floats, blocks, extra, has_extra, label_numbers, log_softmax, matrix, normalized
 from pipeline.quality.shares import expected, mean_offsets, share_offsets
 
 FORMAT = 1
 """Version of the JSON of a calibration."""
 
 LEAST_GOLD = 10
+LEAST_TAUGHT = 100
+LEAST_TAUGHT_A_LABEL = 25
+"""Self-training needs so many documents: fewer teach it their accidents."""
+
 FOLDS = 5
 FOLDS_OF_MANY = 3
 _MANY_LABELS = 24
 _LEAST_SCALE = 1e-6
 
-Method = Literal["none", "batch", "gold"]
+Method = Literal["none", "batch", "self_training", "gold"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +150,7 @@ def calibrate(
     scores: npt.ArrayLike,
     labels: Sequence[str],
     *,
-    method: Literal["auto", "none", "batch", "gold"] = "auto",
+    method: Literal["auto", "none", "batch", "self_training", "gold"] = "auto",
     expected_shares: Mapping[str, float] | None = None,
     gold: Mapping[int, str] | None = None,
     features: Features | None = None,
@@ -162,8 +166,10 @@ def calibrate(
     if method == "none" or not len(rows):
         return _uncalibrated(labels, seed)
     over_batch = _over_batch(rows, labels, expected_shares, seed)
-    if method == "batch" or (method == "auto" and not gold):
+    if method == "batch" or (method == "auto" and not gold and not _can_teach(features, len(labels))):
         return over_batch
+    if method == "self_training" or (method == "auto" and not gold):
+        return _self_trained(rows, over_batch, features, expected_shares)
     gold = dict(sorted((gold or {}).items()))
     numbers = label_numbers(list(gold.values()), labels)
     too_small = _too_small(len(gold), len(np.unique(numbers)))
@@ -214,6 +220,28 @@ def _over_batch(rows: Floats, labels: Sequence[str], shares: Mapping[str, float]
         assumption += "" if len(labels) <= 5 else f" and those of {len(labels) - 5} more"
     weights = _rows(np.eye(len(labels)))
     return Calibration(tuple(labels), "batch", form, assumption, weights, tuple(offsets.tolist()), len(rows), seed=seed)
+
+
+def _can_teach(features: Features | None, label_count: int) -> bool:
+    return features is not None and has_extra() and len(features.places) >= max(LEAST_TAUGHT, LEAST_TAUGHT_A_LABEL * label_count)
+
+
+def _self_trained(rows: Floats, over_batch: Calibration, features: Features | None, shares: Mapping[str, float] | None) -> Calibration:
+    states = standardized(features) if features is not None else None
+    if features is None or states is None:
+        return replace(over_batch, notes=("the model's states were not kept, so nothing could be taught by them",))
+    common = np.full(len(over_batch.labels), 1 / len(over_batch.labels)) if shares is None else expected(shares, over_batch.labels)
+    with extra("threadpoolctl").threadpool_limits(limits=1):
+        found = self_trained(over_batch.log_probabilities(rows[features.places]), states.values, common)
+    weights, moved = states.back(found.weights)
+    return replace(
+        over_batch,
+        method="self_training",
+        form="a probe on the model's states, taught by the documents that the batch-calibrated scores are surest of",
+        weights=_rows(np.zeros((len(common), len(common)))),
+        bias=tuple((found.bias + moved).tolist()),
+        feature_weights=_rows(weights),
+    )
 
 
 def _too_small(count: int, different: int) -> str:

@@ -34,7 +34,7 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """Gold documents in rotated coordinates: ``values`` (gold documents, coordinates); the way back to plain features."""
+    """Documents in other coordinates: ``values`` (documents, coordinates); the way back to plain features."""
 
     values: Floats
     basis: Floats
@@ -54,6 +54,16 @@ def reduced(features: Features, gold_places: Ints) -> Reduced | None:
     found = np.searchsorted(features.places, gold_places)
     if (found >= len(features.places)).any() or (features.places[found] != gold_places).any():
         raise KeyError("a gold document has no features")
+    plain = standardized(features)
+    if plain is None:
+        return None
+    left, sizes, right = np.linalg.svd(plain.values[found], full_matrices=False)
+    used = sizes > 1e-9 * sizes.max(initial=0.0)
+    return Reduced(left[:, used] * sizes[used], right[used] @ plain.basis, plain.mean) if used.any() else None
+
+
+def standardized(features: Features) -> Reduced | None:
+    """All documents in standardized columns, their rows of about unit length; None where they are all alike."""
     mean = features.values.mean(axis=0, dtype=np.float64)
     spread = features.values.std(axis=0, dtype=np.float64)
     kept = spread > _LEAST_SPREAD * max(spread.max(initial=0.0), 1e-12)
@@ -61,10 +71,8 @@ def reduced(features: Features, gold_places: Ints) -> Reduced | None:
         return None
     weights = np.zeros_like(spread)
     weights[kept] = 1 / (spread[kept] * np.sqrt(kept.sum()))
-    standardized = (features.values[found].astype(np.float64) - mean) * weights
-    left, sizes, right = np.linalg.svd(standardized, full_matrices=False)
-    used = sizes > 1e-9 * sizes.max(initial=0.0)
-    return Reduced(left[:, used] * sizes[used], right[used] * weights, mean) if used.any() else None
+    basis = np.diag(weights)[kept]
+    return Reduced((features.values.astype(np.float64) - mean)[:, kept] * weights[kept], basis, mean)
 
 
 def unpacked(rows: Sequence[bytes]) -> npt.NDArray[np.float32] | None:

@@ -27,6 +27,9 @@ import numpy as np
 from pipeline.quality.scores import Floats, Ints, extra, log_softmax
 
 _SCORES_IN_PROBE = 0.3
+_TEACHING_ROUNDS = 3
+_TEACHING_SHARE = 0.5
+_TEACHING_STRENGTH = 0.1
 _MATRIX_LABELS = 24
 """Beyond this many labels the candidates with labels x labels numbers are left out: gold sets are too small for them."""
 
@@ -126,6 +129,31 @@ def _best(features: Floats, gold: Ints, tried: Sequence[Candidate], count: int, 
             totals[index] -= float(found[np.arange(len(test)), gold[test]].sum())
     losses = [total / len(gold) for total in totals]
     return tried[int(np.argmin(losses))], losses
+
+
+def self_trained(evidence: Floats, states: Floats, shares: Floats) -> Linear:
+    """A probe without gold labels: taught by the documents whose batch-calibrated scores are surest, then by those it is itself surest of.
+
+    ``evidence`` (documents, labels) are log-probabilities, ``states`` (documents, coordinates), ``shares`` (labels,) how common the labels
+    are taken to be: each teaches with that share of half of the documents. Self-training after Yarowsky (ACL 1995) and Lee (2013).
+    """
+    logs, found = evidence, Linear(np.zeros((evidence.shape[1], states.shape[1])), np.zeros(evidence.shape[1]))
+    for _ in range(_TEACHING_ROUNDS):
+        rows, labels = _surest(logs, shares)
+        found = _multinomial(_TEACHING_STRENGTH, evidence.shape[1])(states[rows], labels)
+        logs = found.log_probabilities(states)
+    return found
+
+
+def _surest(logs: Floats, shares: Floats) -> tuple[Ints, Ints]:
+    """For each label the documents by whose margin over the next label it is surest: their rows and labels."""
+    rows, labels = [], []
+    for label, share in enumerate(shares):
+        margins = logs[:, label] - np.delete(logs, label, axis=1).max(axis=1)
+        count = max(2, round(_TEACHING_SHARE * share * len(logs)))
+        rows.append(np.argsort(-margins, kind="stable")[:count])
+        labels.append(np.full(len(rows[-1]), label))
+    return np.concatenate(rows), np.concatenate(labels)
 
 
 # ── fits ───────────────────────────────────────────────────────────────────────────────────────────────────────────────

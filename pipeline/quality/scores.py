@@ -6,6 +6,8 @@ added to a row changes nothing here.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
@@ -66,10 +68,13 @@ def label_numbers(gold: Sequence[str], labels: Sequence[str]) -> Ints:
     return np.array([places[label] for label in gold], dtype=np.int64)
 
 
+def has_extra() -> bool:
+    """Whether what fits (scikit-learn) is installed."""
+    return importlib.util.find_spec("sklearn") is not None
+
+
 def extra(module: str) -> ModuleType | Any:
     """A module of the extra ``evaluate``. Raises UsageError with the command that installs it."""
-    import importlib
-
     try:
         return importlib.import_module(module)
     except ImportError as error:
