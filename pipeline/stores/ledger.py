@@ -25,8 +25,19 @@ from pipeline.stores.changes import describe_change
 from pipeline.stores.inventory import Inventory
 from pipeline.stores.reading import ExportRow, InputRow, RecordedStep, Scored, Status, TaskRow, ViewRow
 from pipeline.stores.schema import (
-    FORMAT, attempts, connect, meta, metadata, replies, results, runs, tasks, use_write_ahead_log, views, work,
-)  # fmt: skip
+    FORMAT,
+    attempts,
+    connect,
+    meta,
+    metadata,
+    replies,
+    results,
+    runs,
+    tasks,
+    use_write_ahead_log,
+    views,
+    work,
+)
 from pipeline.wire import pack_generation, unpack_generation
 
 WorkId = tuple[str, str]
