@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from pipeline.assessment import evaluate
-from pipeline.assessment_table import render
 from pipeline.errors import UsageError
 from pipeline.recalibration import calibrate_run
 from pipeline.run_directory import LEDGER
 from pipeline.stores.ledger import Ledger
 from tests.answered import finished, gold_file
+from tests.quality.tables import LABELS
+from tests.stores.ledgers import document, done, read
 
 ROOT = Path(__file__).parents[1]
 
@@ -78,7 +79,7 @@ def test_labels_a_view_was_fitted_on_are_judged_by_cross_validation(tmp_path: Pa
         recorded = json.loads(ledger.views("topic")[0].calibration)["cross_validation"]
     found = _evaluate(tmp_path, gold=gold)["tasks"]["topic"]
     assert found["basis"] == "cross-validation"
-    assert "very gold labels" in " ".join(found["notes"])
+    assert "100 of the 100 documents compared are among them: they are judged by cross-validation" in found["notes"]
     assert found["headline"]["accuracy"]["value"] == pytest.approx(recorded["accuracy"])
     assert found["headline"]["calibration_error"]["value"] == pytest.approx(recorded["calibration_error"])
     assert found["judged"] == 100
@@ -88,14 +89,31 @@ def test_labels_a_view_was_fitted_on_are_judged_by_cross_validation(tmp_path: Pa
     assert "100 gold labels" in other["notes"][0]
 
 
-def test_recorded_figures_stand_in_when_the_fit_cannot_be_made_again(tmp_path: Path) -> None:
-    truth = finished(tmp_path, 150)
-    gold = gold_file(tmp_path / "gold.jsonl", dict(itertools.islice(truth.items(), 60)))
+def test_gold_files_that_overlap_are_judged_by_cross_validation_where_they_do(tmp_path: Path) -> None:
+    truth = finished(tmp_path, 300)
+    _calibrate(tmp_path, gold=gold_file(tmp_path / "gold.jsonl", dict(itertools.islice(truth.items(), 100))))
+    both = _evaluate(tmp_path, gold=gold_file(tmp_path / "b.jsonl", dict(itertools.islice(truth.items(), 50, 300))))["tasks"]["topic"]
+    assert (both["basis"], both["judged"], both["cross_validated"]) == ("answers and cross-validation", 250, 50)
+    known = _evaluate(tmp_path, gold=gold_file(tmp_path / "k.jsonl", dict(itertools.islice(truth.items(), 50, 100))))["tasks"]["topic"]
+    fresh = _evaluate(tmp_path, gold=gold_file(tmp_path / "f.jsonl", dict(itertools.islice(truth.items(), 100, 300))))["tasks"]["topic"]
+    assert (known["basis"], fresh["basis"]) == ("cross-validation", "answers")
+    right = [found["headline"]["accuracy"]["value"] * found["judged"] for found in (both, known, fresh)]
+    assert right[0] == pytest.approx(right[1] + right[2])
+
+
+def test_cross_validation_stays_when_documents_are_added(tmp_path: Path) -> None:
+    truth = finished(tmp_path, 200)
+    gold = gold_file(tmp_path / "gold.jsonl", dict(itertools.islice(truth.items(), 100)))
     _calibrate(tmp_path, gold=gold, shares=["world=0.7", "sports=0.1", "business=0.1", "science=0.1"])
-    found = _evaluate(tmp_path, gold=gold)["tasks"]["topic"]
-    assert found["basis"].startswith("cross-validation")
-    assert 0 <= found["headline"]["accuracy"]["value"] <= 1
-    assert render({"tasks": {"topic": found}, "plots": []})
+    before = _evaluate(tmp_path, gold=gold)["tasks"]["topic"]
+    with Ledger.open(tmp_path / "run" / LEDGER, write=True) as ledger:
+        more = document("more", "another text")
+        read(ledger, ledger.begin_run({}), [more], complete=False)
+        scores = dict.fromkeys(LABELS, -1.4)
+        ledger.finish(2, [done("topic", more.key, "world", probabilities=dict.fromkeys(LABELS, 0.25), scores=scores)])
+    after = _evaluate(tmp_path, gold=gold)["tasks"]["topic"]
+    assert after["basis"] == before["basis"] == "cross-validation"
+    assert after["headline"] == before["headline"]
 
 
 def test_abstained_answers_are_counted_and_are_not_right(tmp_path: Path) -> None:
@@ -172,3 +190,22 @@ def test_the_command_prints_json_or_a_table(tmp_path: Path) -> None:
     refused = subprocess.run([*command, "--view", "9"], capture_output=True, text=True, cwd=ROOT, check=False)
     assert refused.returncode == 2
     assert refused.stderr.startswith("overnight: ")
+
+
+def test_the_report_shows_the_last_evaluation_and_its_plots(tmp_path: Path) -> None:
+    gold = gold_file(tmp_path / "gold.jsonl", finished(tmp_path, 60))
+    command = [sys.executable, "-m", "pipeline.cli", "evaluate", str(tmp_path / "run"), "--gold", str(gold)]
+    subprocess.run([*command, "--plots"], capture_output=True, text=True, cwd=ROOT, check=True)
+    report = (tmp_path / "run" / "report.md").read_text(encoding="utf-8")
+    for name in ("reliability", "coverage", "confusion"):
+        assert f"![topic {name}](plots/topic-{name}.png)" in report
+        assert (tmp_path / "run" / "plots" / f"topic-{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert "| macro f1 |" in report
+    assert "- 60 documents compared" in report
+    told = subprocess.run([*command[:3], "report", str(tmp_path / "run"), "--json"], capture_output=True, text=True, cwd=ROOT, check=True)
+    facts = json.loads(told.stdout)["evaluation"]
+    assert facts["tasks"]["topic"]["judged"] == 60
+    assert facts["plots"] == [f"plots/topic-{name}.png" for name in ("reliability", "coverage", "confusion")]
+    subprocess.run([*command, "--plots-to", str(tmp_path / "else")], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert "![" not in (tmp_path / "run" / "report.md").read_text(encoding="utf-8")
+    assert len(list((tmp_path / "else").iterdir())) == 3

@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 from pipeline.errors import UsageError
+from pipeline.escape import spreadsheet_text
 from pipeline.export import export
+from pipeline.gold import read_gold
 from pipeline.recalibration import LEAST_BATCH, ViewOptions, calibrate_run, make_view
 from pipeline.stores.ledger import Ledger
 from pipeline.views import latest_view
@@ -165,19 +167,71 @@ def test_wrong_gold(ledger: Ledger, tmp_path: Path, rows: list[dict[str, str]], 
         calibrate_run(ledger, gold=path)
 
 
-@pytest.mark.parametrize(
-    ("task", "message"),
-    [
-        (job("tags", labels=[["a", None]], multi=True), "several labels"),
-        (job("loose", labels=[["a", None]], score_tolerance=0.001), "unscored"),
-        (job("summary", kind="summarize"), "only label tasks"),
-    ],
-)
-def test_what_cannot_be_calibrated(tmp_path: Path, task: Any, message: str) -> None:
+def test_only_labels_can_be_calibrated(tmp_path: Path) -> None:
     with Ledger.open(tmp_path / "other.sqlite", write=True) as ledger:
-        begun(ledger, documents(2), task)
-        with pytest.raises(UsageError, match=message):
-            calibrate_run(ledger, names=[task.name])
+        begun(ledger, documents(2), job("summary", kind="summarize"))
+        with pytest.raises(UsageError, match="only label tasks"):
+            calibrate_run(ledger, names=["summary"])
+
+
+def _loose(path: Path, odds: float, tolerance: float = 0.01) -> Ledger:
+    """A run with ``score_tolerance``, in one document of which the second label has the probability ``odds``."""
+    ledger = Ledger.open(path, write=True)
+    rows = documents(40)
+    run = begun(ledger, rows, job(labels=[[name, None] for name in LABELS], score_tolerance=tolerance))
+    scores = [{"world": math.log(0.6), "sports": math.log(0.4)}] * 39 + [{"world": math.log(1 - odds), "sports": math.log(odds)}]
+    ledger.finish(run, [done("topic", row.key, scores=score) for row, score in zip(rows, scores, strict=True)])
+    return ledger
+
+
+def test_scores_that_may_be_bounds_are_not_calibrated(tmp_path: Path) -> None:
+    with _loose(tmp_path / "l.sqlite", 0.009) as ledger:
+        with pytest.raises(UsageError, match="labels of 1 of 40 documents unscored"):
+            calibrate_run(ledger)
+        view = calibrate_run(ledger, method="none", abstain_below=0.7)["topic"]
+        assert [row["topic"] for row in _exported(ledger, tmp_path / "x.jsonl")].count(None) == 39
+        assert view.threshold == 0.7
+
+
+def test_recorded_scores_above_the_tolerance_are_the_models_own(tmp_path: Path) -> None:
+    with _loose(tmp_path / "l.sqlite", 0.02) as ledger:
+        assert calibrate_run(ledger)["topic"].calibration.method == "batch"
+
+
+def test_the_order_of_the_gold_file_changes_nothing(ledger: Ledger, tmp_path: Path) -> None:
+    first = calibrate_run(ledger, gold=_gold(tmp_path / "gold.jsonl", range(60)))["topic"]
+    again = calibrate_run(ledger, gold=_gold(tmp_path / "turned.jsonl", range(59, -1, -1)))["topic"]
+    assert again.number == first.number == 1
+    assert again.calibration.to_json() == first.calibration.to_json()
+
+
+def test_gold_labels_that_were_not_used_are_counted(ledger: Ledger, tmp_path: Path) -> None:
+    view = calibrate_run(ledger, gold=_gold(tmp_path / "gold.jsonl", range(COUNT - 20, COUNT + 5)))["topic"]
+    assert len(view.gold_labels) == 20
+    assert "of 25 gold labels left out: 5 not among the finished documents" in view.sentence
+
+
+def test_what_the_model_said_itself_stays_to_be_seen(tmp_path: Path) -> None:
+    with Ledger.open(tmp_path / "l.sqlite", write=True) as ledger:
+        rows = documents(2)
+        run = begun(ledger, rows, TASK)
+        odds = {"world": 0.6, "sports": 0.4}
+        logs = {name: math.log(value) for name, value in odds.items()}
+        ledger.finish(run, [done("topic", row.key, None, finish_reason="abstained", probabilities=odds, scores=logs) for row in rows])
+        assert {row["topic"] for row in _exported(ledger, tmp_path / "x.jsonl")} == {None}
+        raw = _exported(ledger, tmp_path / "raw.jsonl", view=0)
+        assert {(row["topic"], row["topic_finish_reason"]) for row in raw} == {("world", "stop")}
+
+
+@pytest.mark.parametrize("name", ["=a", "+a", "-1", "@a", "\ta", "'a", "a"])
+def test_ids_and_labels_come_back_from_our_own_tables(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "gold.csv"
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        csv.writer(stream).writerows([("id", "label"), (spreadsheet_text(name), spreadsheet_text("-x")), ("b", "-y")])
+    assert read_gold(path, ("-x", "-y")) == {name: "-x", "b": "-y"}
+    plain = tmp_path / "gold.jsonl"
+    plain.write_text(json.dumps({"id": f"'{name}", "label": "-x"}) + "\n")
+    assert read_gold(plain, ("-x", "-y")) == {f"'{name}": "-x"}
 
 
 def test_command(folder: Path, tmp_path: Path) -> None:
@@ -191,3 +245,16 @@ def test_command(folder: Path, tmp_path: Path) -> None:
     wrong = subprocess.run([*command[:-3], "--share", "world"], capture_output=True, text=True, check=False)
     assert wrong.returncode == 2
     assert "LABEL=SHARE" in wrong.stderr
+
+
+def test_the_command_loads_no_model_library(folder: Path, tmp_path: Path) -> None:
+    code = """
+import sys
+from pipeline.cli import app
+app(["calibrate", sys.argv[1], "--gold", sys.argv[2], "--target-accuracy", "0.9"], standalone_mode=False)
+assert "sklearn" in sys.modules
+print([name for name in ("torch", "transformers", "accelerate", "bitsandbytes", "datasets", "prefect") if name in sys.modules])
+"""
+    gold = _gold(tmp_path / "gold.jsonl", range(60))
+    done = subprocess.run([sys.executable, "-c", code, str(folder), str(gold)], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -39,7 +39,7 @@ from pipeline.stores.schema import (
     use_write_ahead_log,
     views,
     work,
-)  # fmt: skip
+)
 from pipeline.wire import pack_generation, unpack_generation
 
 WorkId = tuple[str, str]
