@@ -39,7 +39,10 @@ def score(forward: Forward, prompts: Sequence[Sequence[int]], asks: Sequence[Sco
         for group in prefill_groups([len(prompt) for prompt in prompts], settings.prefill_chunk_tokens):
             with watched(forward.model, wanted=any(asks[row].features for row in group)) as watch:
                 rows = prefill(forward, [prompts[row] for row in group], settings)
-            features = [packed(state[-1]) for state in watch.seen] if watch.seen is not None else [b""] * len(group)
+            seen = watch.seen if watch.seen is not None else [None] * len(group)
+            features = [
+                packed(state[-1]) if state is not None and asks[row].features else b"" for row, state in zip(group, seen, strict=True)
+            ]
             found = score_rows(forward, rows, [asks[row] for row in group], settings)
             results += [
                 Scored(scores, state) if all(map(math.isfinite, scores)) else NON_FINITE
