@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pipeline.errors import ConfigError
-from pipeline.records import Generation, Score
+from pipeline.records import Generation, Score, digest
 from pipeline.tasks.label import Label
 from pipeline.testing import ByteTokenizer
 from tests.tasks.conftest import Driver
