@@ -214,6 +214,25 @@ def test_a_sample_of_the_features_is_enough_if_it_holds_the_gold_documents() -> 
         calibrate(scores, LABELS, gold=gold_of(gold, range(1, 100, 2)), features=sample)
 
 
+def test_without_gold_the_surest_documents_teach_the_others() -> None:
+    scores, gold, features = with_features(2000, 24)
+    batch = calibrate(scores, LABELS, features=features, method="batch")
+    taught = calibrate(scores, LABELS, features=features)
+    assert taught.method == "self_training"
+    assert "equally common" in taught.sentence
+    right = taught.log_probabilities(scores, features.values).argmax(axis=1) == gold
+    assert right.mean() > accuracy_of(batch, scores, gold) + 0.05
+    assert np.abs(np.exp(taught.log_probabilities(scores, features.values)).sum(axis=1) - 1).max() < 1e-9
+    assert calibrate(scores, LABELS, features=features) == taught
+    few = Features(features.places[:99], features.values[:99])
+    assert calibrate(scores, LABELS, features=few).method == "batch"
+    assert calibrate(scores, LABELS, method="self_training").method == "batch"  # says that the states were not kept
+    shares = {"world": 0.7, "sports": 0.1, "business": 0.1, "science": 0.1}
+    skewed = calibrate(scores, LABELS, features=features, expected_shares=shares)
+    answers = skewed.log_probabilities(scores, features.values).argmax(axis=1)
+    assert (answers == 0).mean() > (taught.log_probabilities(scores, features.values).argmax(axis=1) == 0).mean() + 0.1
+
+
 def test_states_that_say_nothing_do_no_harm() -> None:
     scores, gold = drawn(1000, 23)
     noise = Features(np.arange(1000), np.random.default_rng(0).normal(size=(1000, 30)).astype(np.float32))
