@@ -54,7 +54,7 @@ def _told(ledger: Ledger, tokenizer: Tokenizer, tasks: Sequence[Task], row: Inpu
             continue
         key = row.work_key(task.job)
         story: dict[str, Any] = {"result": ledger.result(task.job.name, key)}
-        story |= _calibrated(ledger, known[task.job.name], story["result"])
+        story |= _calibrated(ledger, known[task.job.name], key, story["result"])
         if document is None:
             story["note"] = "the document is no longer in the source, so its prompts cannot be shown"
         else:
@@ -63,12 +63,16 @@ def _told(ledger: Ledger, tokenizer: Tokenizer, tasks: Sequence[Task], row: Inpu
     return facts
 
 
-def _calibrated(ledger: Ledger, task: TaskRow, result: Mapping[str, Any] | None) -> dict[str, Any]:
+def _calibrated(ledger: Ledger, task: TaskRow, key: str, result: Mapping[str, Any] | None) -> dict[str, Any]:
     """The answer as the view in force shows it, beside what the model said itself; nothing where there is no view."""
     view = latest_view(ledger, task)
-    if view is None or result is None or result["state"] != "done" or not result["scores"]:
+    if view is None or result is None:
         return {}
-    shown = view.apply([TaskResult("done", result["value"], result["finish_reason"], result["probabilities"], scores=result["scores"])])[0]
+    named = {name: result[name] for name in ("state", "value", "finish_reason", "probabilities", "scores")}
+    found = TaskResult(**named, features=ledger.features(task.job.name, key))
+    if not view.covers(found):
+        return {}
+    shown = view.apply([found])[0]
     return {
         "calibrated": {
             "view": view.number, "value": shown.value, "finish_reason": shown.finish_reason, "probabilities": shown.probabilities,

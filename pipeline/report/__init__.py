@@ -25,7 +25,7 @@ __all__ = ["build_report", "render_markdown", "write_report"]
 
 _SHOWN_REJECTS = 20
 _SEEN_AT_ONCE = 1000
-_OF_A_RESULT = ("state", "value", "finish_reason", "probabilities", "scores")
+_OF_A_RESULT = ("state", "value", "finish_reason", "probabilities", "scores", "features")
 _RUN_FACTS = ("plan", "loaded", "waiting", "versions", "model", "notes", "config")
 
 

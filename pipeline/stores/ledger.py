@@ -385,6 +385,11 @@ class Ledger:
         with self._reading() as connection:
             yield from reading.task_results(connection, self._task_ids[task], scores=scores)
 
+    def features(self, task: str, key: str) -> bytes:
+        """What the model made of a document, see ``Generation``; empty where it was not kept."""
+        with self._reading() as connection:
+            return reading.features_of(connection, self._task_ids[task], key)
+
     def some_id(self, document_key: str) -> str:
         """An id under which a document was read."""
         with self._reading() as connection:

@@ -237,7 +237,7 @@ def _results(connection: sa.Connection, task: int, keys: Sequence[str]) -> dict[
 
 def _result(row: Any) -> TaskResult:
     if row.state == "done":
-        return TaskResult(row.state, row.value, row.finish_reason, row.probabilities, scores=row.scores, features=row.features or b"")
+        return TaskResult(row.state, row.value, row.finish_reason, row.probabilities, scores=row.scores, features=row.features)
     if row.state in ("failed", "quarantined"):
         return TaskResult(row.state, error=f"{row.failure_kind}: {row.failure_message}")
     return TaskResult(row.state, error=EMPTY_TEXT if row.state == "skipped" else None)
@@ -252,12 +252,12 @@ def task_views(connection: sa.Connection, task: int) -> list[ViewRow]:
 
 
 def _with_features(connection: sa.Connection, joined: Any) -> tuple[Any, sa.Label[Any]]:
-    """``joined`` with the works' features, and the column that they are in; of null in a ledger that was written before there were any."""
+    """``joined`` with the works' features, and the column that they are in: empty bytes where none were kept, as in older ledgers."""
+    nothing = sa.literal(b"", sa.LargeBinary)
     if not sa.inspect(connection).has_table(features.name):
-        return joined, sa.literal(None).label("features")
-    return joined.outerjoin(features, (features.c.task_id == work.c.task_id) & (features.c.key == work.c.key)), features.c.state.label(
-        "features"
-    )
+        return joined, nothing.label("features")
+    joined = joined.outerjoin(features, (features.c.task_id == work.c.task_id) & (features.c.key == work.c.key))
+    return joined, sa.func.coalesce(features.c.state, nothing).label("features")
 
 
 def scored(connection: sa.Connection, task: int, *, with_features: bool = False) -> Iterator[Scored]:
@@ -265,7 +265,7 @@ def scored(connection: sa.Connection, task: int, *, with_features: bool = False)
     joined = work.join(results, (results.c.task_id == work.c.task_id) & (results.c.key == work.c.key)).join(
         inputs, (inputs.c.document_key == work.c.document_key) & (inputs.c.occurrence == 0)
     )
-    state: sa.Label[Any] = sa.literal(None).label("features")
+    state: sa.Label[Any] = sa.literal(b"", sa.LargeBinary).label("features")
     if with_features:
         joined, state = _with_features(connection, joined)
     query = (
@@ -276,7 +276,7 @@ def scored(connection: sa.Connection, task: int, *, with_features: bool = False)
     )
     for row in connection.execution_options(yield_per=_BLOCK_ROWS).execute(query):
         if row.scores:
-            yield Scored(row.id, row.document_key, row.scores, row.features or b"")
+            yield Scored(row.id, row.document_key, row.scores, row.features)
 
 
 def rejected_rows(connection: sa.Connection) -> Iterator[dict[str, Any]]:
@@ -304,12 +304,15 @@ def recorded_steps(connection: sa.Connection, task: int, key: str) -> list[Recor
 
 def task_results(connection: sa.Connection, task: int, *, scores: bool = False) -> Iterator[Mapping[str, Any]]:
     """Results of a task's present works: what reports need of every row, with ``state``, ``characters``, the ``attempts`` made, and how
-    many characters the steps of a document in parts ``covered``. Raw texts and, unless wanted, ``scores``, the bulk of a row, stay
-    away; so do ids, which are asked for with ``some_id`` where they are shown.
+    many characters the steps of a document in parts ``covered``. Raw texts and, unless wanted, ``scores`` and features, the bulk of a row,
+    stay away; so do ids, which are asked for with ``some_id`` where they are shown.
     """
     joined = work.join(results, (results.c.task_id == work.c.task_id) & (results.c.key == work.c.key))
-    shown = [column for column in results.c if column.name != "raw" and (scores or column.name != "scores")]
+    shown: list[sa.ColumnElement[Any]] = [column for column in results.c if column.name != "raw" and (scores or column.name != "scores")]
     of_work = (work.c.state, work.c.characters, work.c.characters.label("covered"), work.c.document_key, work.c.attempts)
+    if scores:
+        joined, state = _with_features(connection, joined)
+        shown.append(state)
     query = (
         sa.select(*shown, *of_work)
         .select_from(joined)
@@ -343,6 +346,14 @@ def clashing_ids(connection: sa.Connection, limit: int) -> list[tuple[str, int]]
     here = (inputs.c.inventory_id >= presence(connection), _FIRST)
     query = sa.select(inputs.c.id, texts).where(*here).group_by(inputs.c.id).having(texts > 1)
     return [(name, count) for name, count in connection.execute(query.order_by(inputs.c.id).limit(limit))]
+
+
+def features_of(connection: sa.Connection, task: int, key: str) -> bytes:
+    """What the model made of a document; empty where it was not kept."""
+    if not sa.inspect(connection).has_table(features.name):
+        return b""
+    found = connection.execute(sa.select(features.c.state).where(features.c.task_id == task, features.c.key == key)).scalar_one_or_none()
+    return bytes(found or b"")
 
 
 def one_result(connection: sa.Connection, task: int, key: str) -> dict[str, Any] | None:
