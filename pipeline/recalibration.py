@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from pipeline.config import Config, LabelTask
-from pipeline.errors import UsageError
+from pipeline.errors import OvernightError, UsageError
 from pipeline.gold import GoldLabel, read_gold
 from pipeline.quality.abstain import Threshold, choose_threshold
 from pipeline.quality.calibration import Calibration, calibrate
@@ -143,30 +143,42 @@ def _as_configured(ledger: Ledger, row: TaskRow, task: LabelTask) -> str:
     kept = ledger.views(task.name)
     if kept and kept[-1].facts.get("by") == "command" and view_of(kept[-1]).calibration.method == "gold":
         return f"view {kept[-1].number}, calibrated by gold labels with overnight calibrate, stays in force"
+    try:
+        return _as_asked(ledger, row, task)
+    except OvernightError as error:
+        stays = f"; view {kept[-1].number} stays in force" if kept else ""
+        if not kept:
+            _uncalibrated(ledger, row, task)
+        return f"not calibrated: {error}{stays}"
+
+
+def _as_asked(ledger: Ledger, row: TaskRow, task: LabelTask) -> str:
+    """Make the view that the configuration asks for, if any; why it is not calibrated, "" where it is or should not be."""
+    method: Method = "none" if task.calibration == "none" else "auto"
     options = ViewOptions(
-        "none" if task.calibration == "none" else "auto", task.expected_shares, _configured_gold(task), shown_to_the_model(row),
-        task.abstain_below, task.target_accuracy, by="configuration",
+        method, task.expected_shares, _configured_gold(task), shown_to_the_model(row), task.abstain_below, task.target_accuracy,
+        by="configuration",
     )  # fmt: skip
     table = _table(ledger, row, options)
     reason = _why_not(table, task)
-    if reason and options.abstain_below is None and options.target_accuracy is None and not kept:
-        return "" if task.calibration == "none" else reason
-    try:
+    asked = options.abstain_below is not None or options.target_accuracy is not None
+    # An earlier view would go on to be shown: where none is asked for any more, the model's own labels are a new one.
+    if asked or not (reason or method == "none") or ledger.views(task.name):
         _keep(ledger, row, table, replace(options, method="none") if reason else options)
-    except UsageError as error:
-        # The labels that were to be answered with a given accuracy must not be shown as if they were.
-        plain = replace(options, method="none", gold=None, target_accuracy=None, abstain_below=task.abstain_below)
-        threshold = _ALL_ABSTAINED if task.target_accuracy is not None else task.abstain_below
-        _keep(ledger, row, replace(table, gold={}), replace(plain, abstain_below=threshold))
-        return f"not calibrated: {error}"
-    return "" if task.calibration == "none" else reason
+    return "; ".join([reason, *_left_out(table, options)]) if reason else ""
+
+
+def _uncalibrated(ledger: Ledger, row: TaskRow, task: LabelTask) -> None:
+    """The model's own labels with the threshold asked for; a target accuracy that nothing vouches for leaves none."""
+    threshold = _ALL_ABSTAINED if task.target_accuracy is not None else task.abstain_below
+    if threshold is not None:
+        options = ViewOptions("none", abstain_below=threshold, by="configuration")
+        _keep(ledger, row, _table(ledger, row, options), options)
 
 
 def _why_not(table: _Table, task: LabelTask) -> str:
-    """Why the model's own labels are shown; "" where they are calibrated."""
-    if task.calibration == "none":
-        return "calibration is none"
-    if table.gold:
+    """Why the model's own labels are shown although they should be calibrated; "" otherwise."""
+    if task.calibration == "none" or table.gold:
         return ""
     if table.multi and task.expected_shares is None:
         return "not calibrated: with several labels a document that needs gold labels, or expected_shares (each label's own share)"

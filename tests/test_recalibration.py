@@ -123,6 +123,14 @@ def test_what_fails_is_told_and_never_raised(tmp_path: Path, caplog: pytest.LogC
     assert told.startswith("not calibrated: ")
 
 
+def test_without_its_gold_file_a_target_accuracy_answers_nothing(tmp_path: Path) -> None:
+    finished(tmp_path, 60)
+    view, told = _ended(tmp_path, gold=str(tmp_path / "gone.jsonl"), target_accuracy=0.9)
+    assert view is not None
+    assert set(_values(tmp_path, view)) == {None}
+    assert "there is no gold file" in told
+
+
 def test_several_labels_are_calibrated_by_their_own_shares_or_told(tmp_path: Path) -> None:
     finished_several(tmp_path, 60)
     view, told = _ended(tmp_path, "tags", SEVERAL, multi=True)
