@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline.cli_words import AsJson, print_facts
 from pipeline.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
@@ -20,7 +20,6 @@ app = typer.Typer(name="cache", help="Persisted KV caches: list, verify, prune."
 StorePath = Annotated[
     Path, typer.Argument(metavar="PLACE", help="A configuration, a run directory, or the folder of a store.", show_default=False)
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else there.")]
 _DAY_SECONDS = 86_400
 
 
@@ -91,15 +90,11 @@ def _kinds(names: list[str] | None) -> list[Kind] | None:
 
 
 def _show(found: Inspected, verb: str, *, as_json: bool) -> None:
-    if as_json:
-        facts = {"entries": [_facts(entry) for entry in found.entries], "used_bytes": found.used_bytes, "warnings": dict(found.warnings)}
-        print(json.dumps(facts, ensure_ascii=False, default=str))
-        return
-    for entry in found.entries:
-        print(_line(entry))
     damaged = sum(entry.problem is not None for entry in found.entries)
-    print(f"{len(found.entries):,} entries {verb}{f', {damaged:,} of them damaged and removed' if damaged else ''}; "
-          f"{found.used_bytes / 1e6:,.1f} MB used")  # fmt: skip
+    removed = f", {damaged:,} of them damaged and removed" if damaged else ""
+    total = f"{len(found.entries):,} entries {verb}{removed}; {found.used_bytes / 1e6:,.1f} MB used"
+    facts = {"entries": [_facts(entry) for entry in found.entries], "used_bytes": found.used_bytes, "warnings": dict(found.warnings)}
+    print_facts(facts if as_json else None, [*map(_line, found.entries), total])
 
 
 def _facts(entry: Listed) -> dict[str, Any]:

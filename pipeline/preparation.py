@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.config import Config
+from pipeline.config import Config, LabelTask
 from pipeline.engine.base import Backend
 from pipeline.errors import ConfigError
 from pipeline.layout import choose_layout
@@ -16,6 +16,7 @@ from pipeline.planner.plan import make_plan
 from pipeline.planner.shape import model_shape
 from pipeline.prompts import PROMPT_FORMAT, FrameBuilder
 from pipeline.records import Plan, Sampling
+from pipeline.sources.labelled import labelled_for
 from pipeline.tasks import Setting, Task, build_task
 
 # The storage format that keeps every bit of caches in these numbers.
@@ -64,7 +65,8 @@ def prepare(config: Config, backend: Backend, resolved: Mapping[str, Any], kinds
     if not wanted:
         raise ConfigError(f"the configuration has no task of kind {' or '.join(sorted(kinds or ()))}; it has {_kinds(config)}")
     setting = _setting(config, backend, resolved, plan)
-    tasks = tuple(build_task(task, setting, identity) for task in wanted)
+    examples = [labelled_for(task) if isinstance(task, LabelTask) else [] for task in wanted]
+    tasks = tuple(build_task(task, setting, identity, given) for task, given in zip(wanted, examples, strict=True))
     notes = tuple(dict.fromkeys(note for task in tasks for note in task.notes))
     return Preparation(tasks, plan, identity, notes)
 

@@ -16,15 +16,16 @@ import torch
 
 from pipeline.engine.cache import AnyCache, can_join, make_cache
 from pipeline.engine.documents import document_of
+from pipeline.engine.features import packed, watched
 from pipeline.engine.forward import Forward
 from pipeline.engine.generate import NON_FINITE, Reply, Rows, Settings, decode, joined, prefill_in_groups
 from pipeline.engine.reuse import Reuse, Saving
 from pipeline.engine.row_cache import restored, row_tensors, unknown_layers
-from pipeline.engine.score import Scores, score, score_rows
+from pipeline.engine.score import Scored, score, score_rows
 from pipeline.records import Decode, Request, Score
 
 _Tensors = dict[str, torch.Tensor]
-_Answer = Reply | Scores | tuple[str, str]
+_Answer = Reply | Scored | tuple[str, str]
 _TRIAL_TOKENS, _TRIAL_CUT = 40, 29
 
 
@@ -91,8 +92,11 @@ class Stages:
         asks = [request.ask for request in requests if isinstance(request.ask, Score)]
         answers: list[_Answer] = list(score(self._forward, prompts, asks[: len(together)], settings)) if together else []
         for request, cached, ask in zip(alone, found, asks[len(together) :], strict=True):
-            scores = score_rows(self._forward, self._read(request, cached, settings), [ask], settings)[0]
-            answers.append(scores if all(map(math.isfinite, scores)) else NON_FINITE)
+            with watched(self._forward.model, wanted=ask.features) as watch:
+                row = self._read(request, cached, settings)
+            features = packed(watch.seen[0, -1]) if watch.seen is not None else b""
+            scores = score_rows(self._forward, row, [ask], settings)[0]
+            answers.append(Scored(scores, features) if all(map(math.isfinite, scores)) else NON_FINITE)
         return answers
 
     def _read(self, request: Request, cached: _Cached, settings: Settings) -> Rows:
