@@ -36,12 +36,14 @@ def choose_layout(config: Config) -> Layout:
 def _instructions_tokens(task: TaskConfig) -> Iterator[int]:
     """About how many tokens each question of a task adds to a document."""
     own = {name: value for name, value in task.model_dump(mode="json").items() if name not in ("name", "kind")}
+    shown = isinstance(task, LabelTask) and (task.examples is not None or task.examples_per_label is not None)
+    examples_tokens = task.examples_tokens if isinstance(task, LabelTask) and shown else 0
     if isinstance(task, LabelTask) and task.multi:
         labels = own.pop("labels")
         for label, about in labels.items():
-            yield _tokens([own, label, about])
+            yield _tokens([own, label, about]) + examples_tokens
     else:
-        yield _tokens(own)
+        yield _tokens(own) + examples_tokens
 
 
 def _tokens(value: Any) -> int:

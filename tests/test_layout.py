@@ -17,7 +17,8 @@ RUBRIC: dict[str, Any] = {**LABEL, "name": "rubric", "instructions": "Judge it w
 def config(*tasks: dict[str, Any], **store: Any) -> Config:
     return parse_config(
         {
-            "model": {"id": "m"}, "kv_cache": {"store": store}, "source": {"path": "in.jsonl"}, "tasks": list(tasks), "run": {"directory": "r"},
+            "model": {"id": "m"}, "kv_cache": {"store": store}, "source": {"path": "in.jsonl"}, "tasks": list(tasks),
+            "run": {"directory": "r"},
         }
     )  # fmt: skip
 
@@ -32,6 +33,7 @@ def config(*tasks: dict[str, Any], **store: Any) -> Config:
         ([LABEL, SUMMARY], {"quota": 0}, "instructions_first"),
         ([RUBRIC, SUMMARY], {}, "instructions_first"),
         ([RUBRIC], {"documents": "always"}, "instructions_first"),
+        ([{**LABEL, "gold": "gold.csv", "examples_per_label": 4}, SUMMARY], {}, "instructions_first"),
         ([{**LABEL, "multi": True}], {}, "document_first"),
     ],
 )
