@@ -17,7 +17,7 @@ from pipeline.stores.kv.writer import BackgroundWriter
 _QUEUED_BYTES = 1 << 30
 _QUEUED_SHARE = 4  # of the memory that a batch may take
 _FLUSH_SECONDS = 60.0
-_LONG_TOKENS = 4096  # while nothing is known of the model's speed
+_LONG_TOKENS = 512  # while nothing is known of the speed of the model; work that turns out short is then never saved
 _MEASURED_TOKENS = 64  # less says little about it
 _MEMORY = 0.85
 
