@@ -20,9 +20,9 @@ import numpy.typing as npt
 
 from pipeline.errors import LedgerError, UsageError
 from pipeline.quality.features import Features, Reduced, reduced, standardized
-from pipeline.quality.fitting import Linear, Selection, candidates, select, self_trained
+from pipeline.quality.fitting import Linear, Selection, candidates, one_thread, select, self_trained
 from pipeline.quality.metrics import expected_calibration_error
-from pipeline.quality.scores import Floats, blocks, extra, has_extra, label_numbers, log_softmax, matrix, normalized
+from pipeline.quality.scores import Floats, blocks, has_extra, label_numbers, log_softmax, matrix, normalized
 from pipeline.quality.shares import expected, mean_offsets, share_offsets
 
 FORMAT = 1
@@ -181,8 +181,7 @@ def calibrate(
     states = None if features is None else reduced(features, places)
     # In the order of their names, so that the folds, and by them the choice, do not depend on the order in which labels are listed.
     by_name = np.array(sorted(range(len(labels)), key=labels.__getitem__))
-    # Hundreds of fits of a few hundred numbers each: threads would only wait for each other.
-    with extra("threadpoolctl").threadpool_limits(limits=1):
+    with one_thread():
         found = select(
             evidence[:, by_name] if states is None else np.hstack([evidence[:, by_name], states.values]),
             np.argsort(by_name)[numbers],
@@ -231,7 +230,7 @@ def _self_trained(rows: Floats, over_batch: Calibration, features: Features | No
     if features is None or states is None:
         return replace(over_batch, notes=("the model's states were not kept, so nothing could be taught by them",))
     common = np.full(len(over_batch.labels), 1 / len(over_batch.labels)) if shares is None else expected(shares, over_batch.labels)
-    with extra("threadpoolctl").threadpool_limits(limits=1):
+    with one_thread():
         found = self_trained(over_batch.log_probabilities(rows[features.places]), states.values, common)
     weights, moved = states.back(found.weights)
     return replace(

@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from threadpoolctl import threadpool_info
 
 from pipeline.errors import LedgerError, UsageError
 from pipeline.quality.calibration import Calibration, calibrate, yes_no
 from pipeline.quality.features import Features
+from pipeline.quality.fitting import one_thread
 from pipeline.quality.metrics import expected_calibration_error
 from pipeline.quality.scores import log_softmax
 from tests.quality.tables import LABELS, drawn, gold_of
@@ -311,3 +313,8 @@ def test_the_package_and_applying_a_calibration_import_neither_torch_nor_scikit_
         "print([name for name in ('torch', 'transformers', 'sklearn', 'scipy', 'matplotlib') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_fits_run_on_one_thread() -> None:
+    with one_thread():
+        assert {pool["num_threads"] for pool in threadpool_info()} == {1}
