@@ -244,6 +244,7 @@ def _multinomial(strength: float, labels: int | None = None) -> Fit:
         if len(present) > 1:
             with warnings.catch_warnings():  # so near the least loss that rounding decides: as good as there
                 warnings.simplefilter("ignore", extra("sklearn.exceptions").ConvergenceWarning)
+                warnings.filterwarnings("ignore", "The number of unique classes", UserWarning)  # few gold documents of many labels
                 model = linear_model.LogisticRegression(C=1 / strength, max_iter=500, tol=1e-4).fit(features, gold)
             coefficients, intercepts = np.asarray(model.coef_), np.asarray(model.intercept_)
             if len(present) == 2:  # one row there, for the second label against the first

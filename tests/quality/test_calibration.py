@@ -318,3 +318,16 @@ def test_the_package_and_applying_a_calibration_import_neither_torch_nor_scikit_
 def test_fits_run_on_one_thread() -> None:
     with one_thread():
         assert {pool["num_threads"] for pool in threadpool_info()} == {1}
+
+
+def test_few_gold_documents_of_many_labels() -> None:
+    labels = [f"label {number}" for number in range(40)]
+    generator = np.random.default_rng(5)
+    gold = generator.integers(0, 40, size=300)
+    scores = generator.normal(size=(300, 40)) + 3 * np.eye(40)[gold]
+    states = (generator.normal(size=(40, 30))[gold] + generator.normal(size=(300, 30))).astype(np.float32)
+    chosen = {place: labels[gold[place]] for place in range(60)}
+    found = calibrate(scores, labels, gold=chosen, features=Features(np.arange(300), states))
+    odds = np.exp(found.log_probabilities(scores, states if found.feature_count else None))
+    assert np.allclose(odds.sum(axis=1), 1)
+    assert (odds.argmax(axis=1) == gold)[60:].mean() > 0.5
