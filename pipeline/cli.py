@@ -138,7 +138,7 @@ def calibrate(
     directory: RunPath,
     gold: Annotated[Path | None, typer.Option(help="File of ids and true labels: .jsonl, .csv, .parquet, ...")] = None,
     task: Annotated[list[str] | None, typer.Option(help="Only this task; may be repeated. All label tasks otherwise.")] = None,
-    method: Annotated[str, typer.Option(help="auto (gold labels if given, else the batch), none, batch or gold.")] = "auto",
+    method: Annotated[str, typer.Option(help="auto (gold labels if given, else none needed), none, batch, self_training, gold.")] = "auto",
     expected_shares: Annotated[
         list[str] | None, typer.Option("--share", metavar="LABEL=SHARE", help="How frequent a label is expected to be; may be repeated.")
     ] = None,
