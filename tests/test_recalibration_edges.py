@@ -56,7 +56,7 @@ def test_gold_labels_of_other_documents_do_not_replace_a_view(tmp_path: Path) ->
         calibrate_run(ledger, gold=gold_file(tmp_path / "gold.jsonl", gold))
         wrong = gold_file(tmp_path / "wrong.jsonl", {"other": "world"})
         for method in ("auto", "gold", "batch"):
-            with pytest.raises(UsageError, match="no gold label can be used for task 'topic'.*1 not among the finished documents"):
+            with pytest.raises(UsageError, match=r"no gold label can be used for task 'topic'.*1 not among the finished documents"):
                 calibrate_run(ledger, gold=wrong, method=method)
         assert len(ledger.views("topic")) == 1
 
@@ -116,7 +116,7 @@ def test_the_threshold_answers_the_gold_documents_that_it_says(tmp_path: Path, s
         view = calibrate_run(ledger, gold=path, target_accuracy=0.6)["topic"]
         judged = evaluate(ledger, gold=path)["tasks"]["topic"]
     coverage = judged["answered"] / judged["judged"]
-    assert 0 < coverage
+    assert coverage > 0
     assert f"the others, {coverage:.0%}, are right" in view.sentence
 
 
