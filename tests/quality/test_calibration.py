@@ -331,3 +331,16 @@ def test_few_gold_documents_of_many_labels() -> None:
     odds = np.exp(found.log_probabilities(scores, states if found.feature_count else None))
     assert np.allclose(odds.sum(axis=1), 1)
     assert (odds.argmax(axis=1) == gold)[60:].mean() > 0.5
+
+
+def test_the_same_text_under_two_ids_is_not_in_its_own_test() -> None:
+    """States that say nothing of the label, but know a document again: only copies that are kept together show that."""
+    generator = np.random.default_rng(9)
+    gold = np.repeat(generator.integers(0, 4, size=60), 2)
+    scores = np.repeat(generator.normal(size=(60, 4)), 2, axis=0)
+    states = np.repeat(generator.normal(size=(60, 40)), 2, axis=0).astype(np.float32)
+    found = calibrate(scores, LABELS, gold=gold_of(gold, range(120)), features=Features(np.arange(120), states))
+    assert found.cross_validation is not None
+    assert found.cross_validation.accuracy < 0.5
+    alike = np.zeros((20, 4))  # nothing to tell documents apart by: the folds stay
+    assert calibrate(alike, LABELS, gold=gold_of(gold, range(20))).cross_validation is not None
