@@ -149,6 +149,7 @@ def calibrate(
 ) -> None:
     """Calibrate the labels of a run again, from its recorded scores; the model is not asked."""
     from pipeline.recalibration import calibrate_run
+    from pipeline.report import write_report
     from pipeline.run_directory import RunDirectory
     from pipeline.stores.ledger import Ledger
 
@@ -160,6 +161,7 @@ def calibrate(
             ledger, names=task, gold=gold, label_field=label_field, method=method, shares=expected_shares,
             abstain_below=abstain_below, target_accuracy=target_accuracy,
         )  # fmt: skip
+        write_report(ledger, directory)
     facts = {name: {"view": view.number, "method": view.calibration.method, "threshold": view.threshold, "final": view.final,
                     "sentence": view.sentence} for name, view in made.items()}  # fmt: skip
     print_facts({"tasks": facts} if as_json else None, [f"{name}: view {view.number}; {view.sentence}" for name, view in made.items()])
