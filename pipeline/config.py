@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -211,9 +212,10 @@ class LabelTask(_Task):
             shown = name.strip()
             if not shown or shown != name:
                 raise ValueError(f"label {name!r} is empty or has spaces around it")
-            if shown.casefold() in folded:
-                raise ValueError(f"labels {folded[shown.casefold()]!r} and {name!r} differ only in case; a reader cannot tell them apart")
-            folded[shown.casefold()] = name
+            first = folded.setdefault(unicodedata.normalize("NFC", shown.casefold()), name)
+            if first != name:
+                how = "case" if first.casefold() == shown.casefold() else "how their accents are encoded"
+                raise ValueError(f"labels {first!a} and {name!a} differ only in {how}; a reader cannot tell them apart")
         return value
 
     @model_validator(mode="after")

@@ -38,12 +38,8 @@ def build_report(ledger: Ledger, directory: Path | None = None) -> dict[str, Any
         "clashes": [{"id": name, "texts": texts} for name, texts in ledger.clashing_ids()],
         "read_completely": status.read_completely, "complete": status.complete,
     }  # fmt: skip
-    reasons: Mapping[str, str] = next(
-        (run["facts"]["calibration"] for run in reversed(runs) if run["facts"].get("calibration") is not None), {}
-    )
-    tasks = {
-        task.job.name: _task(ledger, task, status.tasks[task.job.name], reasons.get(task.job.name)) for task in ledger.tasks()
-    }  # fmt: skip
+    judged = next((run for run in reversed(runs) if run["facts"].get("calibration") is not None), None)
+    tasks = {task.job.name: _task(ledger, task, status.tasks[task.job.name], _reason(ledger, task, judged)) for task in ledger.tasks()}
     facts = {
         "format": 1, "inputs": inputs, "rejects": _rejects(ledger.rejects()), "tasks": tasks,
         "runs": [_run(run) for run in runs], **_loaded(runs), "evaluation": last_evaluation(directory),
@@ -62,6 +58,15 @@ def write_report(ledger: Ledger, directory: Path) -> None:
     with replace_file(directory / "rejects.jsonl", private=True) as stream:
         for reject in ledger.rejects():
             stream.write(json.dumps(reject).encode("ascii") + b"\n")
+
+
+def _reason(ledger: Ledger, task: TaskRow, run: Mapping[str, Any] | None) -> str | None:
+    """What ``run`` says about why the task's labels could not be calibrated; nothing once a person has calibrated them since."""
+    kept = ledger.views(task.job.name)
+    if run is None or (kept and kept[-1].facts.get("by") == "command" and kept[-1].created_at > (run["ended_at"] or 0)):
+        return None
+    reason: str | None = run["facts"]["calibration"].get(task.job.name)
+    return reason
 
 
 def _task(ledger: Ledger, task: TaskRow, states: Mapping[str, int], reason: str | None) -> dict[str, Any]:
