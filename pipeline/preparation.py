@@ -74,7 +74,11 @@ def prepare(config: Config, backend: Backend, resolved: Mapping[str, Any], kinds
 def _shared_identity(config: Config, backend: Backend, resolved: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     """The part of a task's identity that all tasks of a configuration share."""
     stored = config.kv_cache.store.format
-    lossy = {"kv_format": stored} if config.kv_cache.store.quota and stored not in ("as_computed", _HALF[resolved["dtype"]]) else {}
+    lossy: dict[str, Any] = (
+        {"kv_format": stored} if config.kv_cache.store.quota and stored not in ("as_computed", _HALF[resolved["dtype"]]) else {}
+    )
+    if plan.placement == "quantized":
+        lossy["kv_placement"] = "quantized"
     return lossy | {
         "model": dict(backend.identity()),
         "quantization": config.model.quantization,

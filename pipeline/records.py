@@ -220,7 +220,7 @@ class Plan:
 
     dtype: str
     quantization: str
-    placement: Literal["device", "offloaded", "disk"]
+    placement: Literal["device", "offloaded", "disk", "quantized"]
     layout: Literal["instructions_first", "document_first"]
     context_tokens: int
     max_batch_rows: int

@@ -37,7 +37,8 @@ def make_plan(config: Config, shape: ModelShape, hardware: Hardware, resolved: M
         f"{free / 2**30:.1f} GiB free, {kv_room / 2**30:.1f} GiB of it for the KV cache"
     )
     rows = config.engine.batch_rows or (_GPU_ROWS if on_gpu else _CPU_ROWS)
-    tokens = config.engine.batch_tokens or min(kv_room // kv_bytes, rows * context)
+    held_bytes = kv_bytes // DTYPE_BYTES[dtype] if placement == "quantized" else kv_bytes  # one byte a number
+    tokens = config.engine.batch_tokens or min(kv_room // held_bytes, rows * context)
     if placement == "disk":
         tokens = max(tokens, context)  # one layer at a time is in memory
     if tokens < min(context, 512):
@@ -81,7 +82,7 @@ def _context(config: Config, shape: ModelShape, reasons: list[str]) -> int:
     return context
 
 
-def _placement(config: Config, on_gpu: bool, reasons: list[str]) -> Literal["device", "offloaded", "disk"]:
+def _placement(config: Config, on_gpu: bool, reasons: list[str]) -> Literal["device", "offloaded", "disk", "quantized"]:
     asked = config.kv_cache.placement
     if asked == "auto":
         reasons.append("KV cache on the device" if on_gpu else "KV cache on the device: without a GPU there is nothing to offload from")
