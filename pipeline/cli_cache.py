@@ -44,15 +44,20 @@ def prune(
     place: StorePath,
     to: Annotated[str | None, typer.Option(metavar="SIZE", help="Remove what is worth least until so much is used, e.g. 5GB.")] = None,
     unused_days: Annotated[float | None, typer.Option(min=0, help="Remove what nobody used for so many days.")] = None,
-    kind: Annotated[list[str] | None, typer.Option(help="Only prefix, document or checkpoint; may be repeated.")] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Remove all of it.")] = False,
+    kind: Annotated[
+        list[str] | None, typer.Option(help="Only prefix, document or checkpoint; may be repeated. Alone: all of these.")
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Remove all of it, or of the kinds named.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove entries. Deleting them costs time, not results."""
     from pipeline.stores.kv import inspection
 
-    if to is None and unused_days is None and not everything:
-        raise UsageError("say what to remove: --to SIZE, --unused-days N, or --all")
+    limited = to is not None or unused_days is not None
+    if not (limited or kind or everything):
+        raise UsageError("say what to remove: --to SIZE, --unused-days N, --kind KIND, or --all")
+    if limited and everything:
+        raise UsageError("--all removes everything; --to and --unused-days leave something: name one or the other")
     pruned = inspection.prune(
         _folder(place),
         to_bytes=None if to is None else _bytes(to),
@@ -90,9 +95,10 @@ def _kinds(names: list[str] | None) -> list[Kind] | None:
 
 
 def _show(found: Inspected, verb: str, *, as_json: bool) -> None:
-    damaged = sum(entry.problem is not None for entry in found.entries)
-    removed = f", {damaged:,} of them damaged and removed" if damaged else ""
-    total = f"{len(found.entries):,} entries {verb}{removed}; {found.used_bytes / 1e6:,.1f} MB used"
+    damaged = found.warnings.get("damaged", 0)  # also those whose manifest told it: they are no entries any more
+    removed = f"; {damaged:,} damaged and removed" if damaged else ""
+    left = "".join(f"; {what}: {count:,}" for what, count in sorted(found.warnings.items()) if what != "damaged")
+    total = f"{len(found.entries):,} entries {verb}{removed}{left}; {found.used_bytes / 1e6:,.1f} MB used"
     facts = {"entries": [_facts(entry) for entry in found.entries], "used_bytes": found.used_bytes, "warnings": dict(found.warnings)}
     print_facts(facts if as_json else None, [*map(_line, found.entries), total])
 

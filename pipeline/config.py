@@ -73,6 +73,18 @@ class StoreConfig(_Section):
     )
     checkpoint_seconds: float = Field(10, gt=0, description="work on a long document is saved about so often; what a crash can cost")
 
+    @field_validator("path")
+    @classmethod
+    def _names_a_folder(cls, value: str | None) -> str | None:
+        if value is not None:
+            if not value.strip() or "\0" in value:
+                raise ValueError("it names no folder; write null for one inside the run directory")
+            try:
+                Path(value).expanduser()
+            except RuntimeError:
+                raise ValueError(f"the home directory of {Path(value).parts[0]} is not known here; write the whole path") from None
+        return value
+
 
 class KvCacheConfig(_Section):
     """Where keys and values live."""
@@ -360,9 +372,12 @@ class Config(_Section):
     run: RunConfig
 
     def anywhere(self) -> Config:
-        """The same configuration with the local paths of everything it reads made absolute."""
+        """The same configuration with the local paths of everything it reads made absolute, and that of its KV store."""
         tasks = [task.anywhere() if isinstance(task, LabelTask) else task for task in self.tasks]
-        return self.model_copy(update={"source": self.source.anywhere(), "tasks": tasks})
+        path = self.kv_cache.store.path
+        store = self.kv_cache.store.model_copy(update={"path": None if path is None else str(Path(path).expanduser().absolute())})
+        kv_cache = self.kv_cache.model_copy(update={"store": store})
+        return self.model_copy(update={"source": self.source.anywhere(), "tasks": tasks, "kv_cache": kv_cache})
 
     @field_validator("tasks")
     @classmethod

@@ -52,10 +52,19 @@ def test_verify_removes_what_is_damaged(night: ANight) -> None:
     assert len(asked(night, "ls", str(night.directory))["entries"]) == 2
 
 
+def test_verify_tells_of_damage_that_the_manifest_shows(night: ANight) -> None:
+    path = next((night.directory / "kv").rglob("*.safetensors"))
+    path.write_bytes(path.read_bytes()[:-1])
+    done = night.command("cache", "verify", str(night.directory))
+    assert (done.returncode, "2 entries verified; 1 damaged and removed" in done.stdout) == (0, True)
+
+
 def test_prune_wants_to_know_what(night: ANight) -> None:
     done = night.command("cache", "prune", str(night.directory))
     assert (done.returncode, "--all" in done.stderr) == (2, True)
-    assert len(asked(night, "prune", str(night.directory), "--all", "--kind", "document")["entries"]) == 2
+    done = night.command("cache", "prune", str(night.directory), "--all", "--unused-days", "9")
+    assert (done.returncode, "one or the other" in done.stderr) == (2, True)
+    assert len(asked(night, "prune", str(night.directory), "--kind", "document")["entries"]) == 2
     (left,) = asked(night, "ls", str(night.directory))["entries"]
     assert left["kind"] == "prefix"
     assert asked(night, "prune", str(night.directory), "--to", "0B")["entries"]

@@ -172,3 +172,16 @@ def test_labels_that_look_alike_are_refused() -> None:
     """One accent as one character or as two: a reader sees the same label twice."""
     with pytest.raises(ValueError, match="differ only in how their accents are encoded"):
         LabelTask(name="topic", kind="label", labels={"caf\u00e9": None, "cafe\u0301": None})
+
+
+def test_the_place_of_the_store_is_made_absolute() -> None:
+    """``retry`` may be run from another folder; a store inside the run directory goes where that goes."""
+    made = parse_config(changed(kv_cache={"store": {"path": "shared/kv"}})).anywhere()
+    assert made.kv_cache.store.path == str(Path("shared/kv").absolute())
+    assert parse_config(changed()).anywhere().kv_cache.store.path is None
+
+
+@pytest.mark.parametrize("path", ["", "  ", "a\0b", "~nobody-of-this-name/kv"])
+def test_a_store_without_a_place_is_refused_before_the_night(path: str) -> None:
+    with pytest.raises(ConfigError, match=r"kv_cache\.store\.path"):
+        parse_config(changed(kv_cache={"store": {"path": path}}))

@@ -138,9 +138,8 @@ class Documents:
             shelf.computed(prefix.tokens - begun, time.perf_counter() - started)
         speed = shelf.prefill_tokens_per_second
         seconds = prefix.tokens / speed if speed else time.perf_counter() - started
-        if saving is not None and saving.saved_tokens:
-            if saving.saved_tokens < prefix.tokens:
-                saving.save(prefix.tokens, seconds, _ranges(prefix, saving.saved_tokens))
+        if saving is not None and saving.used:
+            saving.save(prefix.tokens, seconds, lambda begin: (_ranges(prefix, begin), {}))
             self._saved[key] = self._saved.get(key, False) or keep
         elif keep:
             self.reuse.put("document", key, seconds, _ranges(prefix, 0))
@@ -157,7 +156,7 @@ class Documents:
             self._packed.extend(prefix, ids[prefix.tokens : end])
             self.pulse()
             if saving is not None and end < len(ids) and saving.is_due():
-                saving.save(end, time.perf_counter() - started, _ranges(prefix, saving.saved_tokens))
+                saving.save(end, time.perf_counter() - started, lambda begin: (_ranges(prefix, begin), {}))
         return prefix
 
     def _loaded(self, ids: _Ids) -> tuple[Prefix, bool] | None:
@@ -179,10 +178,14 @@ def document_of(request: Request) -> _Ids:
 
 
 def _ranges(prefix: Prefix, begin: int) -> dict[str, torch.Tensor]:
-    """Keys and values of all layers as the store has them: (G, tokens, D), those from token ``begin``."""
+    """Keys and values of all layers as the store has them: (G, tokens, D), those from token ``begin``.
+
+    A part is a copy: a view of it would keep the whole prefix as it is now in memory for as long as it waits to be written.
+    """
     ranges = {}
-    for layer, (keys, values) in prefix.layers.items():
-        ranges[f"L{layer}.k"], ranges[f"L{layer}.v"] = keys[0, :, begin:], values[0, :, begin:]
+    for layer, pair in prefix.layers.items():
+        for name, kept in zip("kv", pair, strict=True):
+            ranges[f"L{layer}.{name}"] = kept[0, :, begin:].clone() if begin else kept[0]
     return ranges
 
 

@@ -7,6 +7,7 @@ the batch are tried alone, and the one that raises again comes back as ``model_e
 
 from __future__ import annotations
 
+import errno
 import gc
 import time
 from collections import deque
@@ -26,6 +27,7 @@ from pipeline.errors import OutOfMemory
 from pipeline.records import Decode, Generation, Plan, Request, Score
 
 _NO_MEMORY_TEXTS = ("not enough memory", "defaultcpuallocator", "out of memory", "cannot allocate memory")
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
 # Where keys and values go when even one document does not fit otherwise; never to a placement that changes answers.
 _FURTHER: Mapping[str, tuple[Placement, ...]] = {
     "device": ("offloaded", "disk"),
@@ -115,7 +117,7 @@ class ModelEngine:
             free_memory()
         message = (
             f"The prompt of {len(request.ids)} tokens ran out of memory alone, with the smallest passes and with its cache on disk "
-            f"({error}); lower model.context_tokens, or raise model.max_memory."
+            f"({error}); lower model.context_tokens, raise model.max_memory, or free space on the disk of the run directory."
         )
         return [_failed(request, ("out_of_memory", message))]
 
@@ -183,7 +185,9 @@ class ModelEngine:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether ``error`` says, in any of its forms, that memory ran out."""
+    """Whether ``error`` says, in any of its forms, that memory ran out, or the disk that stands for it."""
+    if isinstance(error, OSError):  # of a KV cache on disk: fewer rows need less of it
+        return error.errno in _NO_ROOM
     return isinstance(error, MemoryError | torch.OutOfMemoryError | OutOfMemory) or (
         isinstance(error, RuntimeError) and any(mark in str(error).lower() for mark in _NO_MEMORY_TEXTS)
     )

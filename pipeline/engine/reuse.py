@@ -8,7 +8,8 @@ whatever goes wrong with the store is a miss.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import torch
@@ -17,12 +18,14 @@ from pipeline.engine.shelf import Shelf
 from pipeline.records import digest
 from pipeline.stores.kv.blocks import pack
 from pipeline.stores.kv.manifest import Kind
+from pipeline.stores.kv.outcomes import Receipt
 from pipeline.stores.kv.speed import worth_loading
 from pipeline.stores.kv.values import Entry, Found, Loaded, Segment
 
 LEAST_TOKENS = 64  # shorter beginnings are computed in about the time in which they would be looked for
 _LEAST_DOCUMENT_TOKENS = 256
 _PROBE_AFTER = 32  # caches not worth reading, before the disk is tried again
+_Tensors = Mapping[str, torch.Tensor]
 
 
 class Reuse:
@@ -37,13 +40,15 @@ class Reuse:
     # ── reading ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def find(self, ids: Sequence[int]) -> tuple[Loaded, bool] | None:
-        """The longest stored beginning of ``ids`` that is worth reading, read, and whether it is a checkpoint; None: compute it.
+        """The longest stored beginning of ``ids`` that is worth reading, read, and whether it is the checkpoint of ``ids`` themselves;
+        None: compute it.
 
-        Less than half of ``ids`` is not read, unless it is a checkpoint.
+        Less than half of ``ids`` is not read, unless it is their checkpoint: other documents' may begin with the same instructions.
         """
         tally, store = self.shelf.tally, self.shelf.store
         found = store.lookup(ids, self._fingerprint)
-        if found is None or (found.kind != "checkpoint" and 2 * found.tokens < len(ids)):
+        resumed = found is not None and found.kind == "checkpoint" and found.owner == _owner(ids)
+        if found is None or not (resumed or 2 * found.tokens >= len(ids)):
             tally.computed += 1
             return None
         compute_seconds = self._compute_seconds(found)
@@ -52,7 +57,6 @@ class Reuse:
             tally.recomputed += 1
             return None
         tally.loaded += 1
-        resumed = found.kind == "checkpoint"
         tally.resumed += resumed
         tally.loaded_tokens += loaded.tokens
         tally.saved_seconds += compute_seconds - loaded.seconds
@@ -98,18 +102,22 @@ class Reuse:
     # ── long documents ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def save(
-        self, document: Sequence[int], begin: int, end: int, seconds: float, ranges: Mapping[str, torch.Tensor],
-        states: Mapping[str, torch.Tensor] | None = None,
-    ) -> bool:  # fmt: skip
+        self, document: Sequence[int], begin: int, end: int, seconds: float, ranges: _Tensors, states: _Tensors
+    ) -> Future[Receipt] | None:  # fmt: skip
         """Checkpoint: ``document`` has been read up to token ``end``; ``ranges`` are of the tokens from ``begin``, where the last one
-        ended. False: the writer is busy, and this one is left out.
+        ended. None: the writer is busy, and this one is left out.
         """
         entry = Entry(self._fingerprint, "checkpoint", tuple(document[:end]), seconds, owner=_owner(document))
-        return self.shelf.writer.put(entry, Segment(begin, ranges, states or {}), copy=False) is not None
+        return self.shelf.writer.put(entry, Segment(begin, ranges, states), copy=False)
 
     def finish(self, document: Sequence[int], *, keep: bool) -> None:
-        """Nobody needs the checkpoint of ``document`` any more; with ``keep`` it stays as a document's cache."""
-        self.shelf.writer.finish_checkpoint(self._fingerprint, _owner(document), become="document" if keep else None)
+        """The questions about ``document`` are answered; with ``keep`` its checkpoint stays as a document's cache, else it goes once
+        the answers have had time to be recorded.
+        """
+        if keep:
+            self.shelf.writer.finish_checkpoint(self._fingerprint, _owner(document), become="document")
+        else:
+            self.shelf.finish_later(self._fingerprint, _owner(document))
 
     def save_tokens(self, question: str, ids: Sequence[int], tokens: Sequence[int], seconds: float) -> None:
         """Checkpoint of a text: ``tokens`` are decoded so far. ``question`` tells it from others about the same ids."""
@@ -123,29 +131,39 @@ class Reuse:
         return () if loaded is None else tuple(int(token) for token in loaded.extra.get("tokens", ()))
 
     def finish_tokens(self, question: str) -> None:
-        """The text is complete."""
-        self.shelf.writer.finish_checkpoint(self._progress, {"question": question})
+        """The text is complete; what is saved of it goes once it has had time to be recorded."""
+        self.shelf.finish_later(self._progress, {"question": question})
 
 
 class Saving:
-    """When the work on a long document is saved next: about every ``checkpoint_seconds``."""
+    """The checkpoints of one long document, about every ``checkpoint_seconds``; ``saved_tokens`` are there already.
+
+    Each continues the one before. Where that one turns out not to have been stored (a full disk, another process in the way), the
+    next begins at the first token again.
+    """
 
     def __init__(self, reuse: Reuse, document: Sequence[int], saved_tokens: int) -> None:
         self._reuse = reuse
         self._document = document
-        self.saved_tokens = saved_tokens
+        self._saved_tokens = saved_tokens
+        self._written: Future[Receipt] | None = None
         self._last = time.monotonic()
+        self.used = saved_tokens > 0
+        """Whether there is, or is about to be, a checkpoint."""
 
     def is_due(self) -> bool:
         """Whether it is time."""
         return time.monotonic() - self._last >= self._reuse.shelf.settings.checkpoint_seconds
 
-    def save(
-        self, end: int, seconds: float, ranges: Mapping[str, torch.Tensor], states: Mapping[str, torch.Tensor] | None = None
-    ) -> None:  # fmt: skip
-        """All tokens up to ``end``; ``ranges`` are of those that were not saved before."""
-        if self._reuse.save(self._document, self.saved_tokens, end, seconds, ranges, states):
-            self.saved_tokens = end
+    def save(self, end: int, seconds: float, tensors: Callable[[int], tuple[_Tensors, _Tensors]]) -> None:
+        """All tokens up to ``end``, unless they are saved; ``tensors`` gives ranges from a token on, and states."""
+        written = self._written
+        if written is not None and written.done() and (written.exception() is not None or not written.result().stored):
+            self._saved_tokens, self._written = 0, None
+        if self._saved_tokens < end:
+            begun = self._reuse.save(self._document, self._saved_tokens, end, seconds, *tensors(self._saved_tokens))
+            if begun is not None:
+                self._saved_tokens, self._written, self.used = end, begun, True
         self._last = time.monotonic()
 
 

@@ -5,6 +5,9 @@ Opening is where the configuration is read: a quota of 0 means no store, a folde
 
 from __future__ import annotations
 
+import time
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +20,7 @@ from pipeline.stores.kv.writer import BackgroundWriter
 _QUEUED_BYTES = 1 << 30
 _QUEUED_SHARE = 4  # of the memory that a batch may take
 _FLUSH_SECONDS = 60.0
+_RECORDED_SECONDS = 10.0  # an answer is in the ledger about a second after it was given
 _LONG_TOKENS = 512  # while nothing is known of the speed of the model; work that turns out short is then never saved
 _MEASURED_TOKENS = 64  # less says little about it
 _MEMORY = 0.85
@@ -51,6 +55,7 @@ class Shelf:
         self.tally = Tally()
         self.notes: list[str] = []
         self._tokens = self._seconds = 0.0
+        self._finished: deque[tuple[float, Mapping[str, Any], Mapping[str, Any]]] = deque()
 
     @property
     def prefill_tokens_per_second(self) -> float | None:
@@ -71,6 +76,16 @@ class Shelf:
             return tokens >= _LONG_TOKENS
         return tokens / speed >= 2 * self.settings.checkpoint_seconds
 
+    def finish_later(self, fingerprint: Mapping[str, Any], owner: Mapping[str, Any]) -> None:
+        """Remove the checkpoint of ``owner`` once the answers have had time to be recorded; until then a crash can still need it."""
+        self._finished.append((time.monotonic(), fingerprint, owner))
+        self._finish(_RECORDED_SECONDS)
+
+    def _finish(self, after_seconds: float) -> None:
+        while self._finished and time.monotonic() - self._finished[0][0] >= after_seconds:
+            _, fingerprint, owner = self._finished.popleft()
+            self.writer.finish_checkpoint(fingerprint, owner)
+
     def facts(self) -> dict[str, Any]:
         """Counts and speeds, for the report."""
         speeds = {
@@ -83,7 +98,8 @@ class Shelf:
         return {**tally, **known, **self.store.counters.as_dict(), "loaded": self.tally.loaded, "notes": list(self.notes)}
 
     def close(self) -> dict[str, Any]:
-        """Wait for what is being written, within reason; the last facts."""
+        """All answers are recorded. Wait for what is being written, within reason; the last facts."""
+        self._finish(0)
         self.writer.close(_FLUSH_SECONDS)
         facts = {**self.facts(), "used_bytes": self.store.used_bytes()}
         self.store.close()

@@ -49,6 +49,7 @@ class Stages:
         self._reuse = reuse
         self._recent_tokens = recent_tokens
         self._recent: OrderedDict[tuple[int, ...], _Cached] = OrderedDict()
+        self._unfinished: list[tuple[tuple[int, ...], bool]] = []  # documents with checkpoints whose questions are being answered
         self._joins = can_join(make_cache(forward.config, "device", forward.device))
 
     def replies(self, batch: Sequence[Request], end_ids: Collection[int], settings: Settings) -> Sequence[_Answer] | None:
@@ -58,7 +59,10 @@ class Stages:
             if not alone or (len(batch) > 1 and not self._joins):
                 return None
             order = [*(place for place in range(len(batch)) if place not in alone), *alone]
+            self._unfinished.clear()
             answers = self._answers([batch[place] for place in order], list(alone.values()), end_ids, settings)
+            for key, keep in self._unfinished:
+                self._reuse.finish(key, keep=keep)
             return [answers[order.index(place)] for place in range(len(batch))]
 
     def _stored(self, request: Request) -> _Cached | None:
@@ -107,6 +111,8 @@ class Stages:
         cache = _cache_of(self._forward, cached, settings, len(request.ids))
         if cached.tokens < len(key):
             self._read_document(request, key, cached, cache, settings)
+        elif cached.resumed:
+            self._unfinished.append((key, self._keeps(request, key)))
         logits = _feed(self._forward, cache, request.ids, len(key), len(request.ids), settings.prefill_chunk_tokens)
         return _row(self._forward, cache, len(request.ids), logits)
 
@@ -120,16 +126,16 @@ class Stages:
             _feed(self._forward, cache, key, done, end, chunk)
             done = end
             if saving is not None and end < len(key) and saving.is_due():
-                saving.save(end, time.perf_counter() - started, *row_tensors(cache, saving.saved_tokens))
+                saving.save(end, time.perf_counter() - started, lambda begin: row_tensors(cache, begin))
         seconds = time.perf_counter() - started
         shelf.computed(len(key) - cached.tokens, seconds)
         self._put(request, key, cache, seconds * len(key) / (len(key) - cached.tokens), keep=keep, saving=saving)
 
     def _put(self, request: Request, key: tuple[int, ...], cache: AnyCache, seconds: float, *, keep: bool, saving: Saving | None) -> None:
-        if saving is not None and saving.saved_tokens:  # the question takes a moment beside the document
-            if keep:
-                saving.save(len(key), seconds, *row_tensors(cache, saving.saved_tokens))
-            self._reuse.finish(key, keep=keep)
+        if saving is not None and saving.used:
+            if keep or isinstance(request.ask, Decode):  # scoring takes a moment beside the document
+                saving.save(len(key), seconds, lambda begin: row_tensors(cache, begin))
+            self._unfinished.append((key, keep))
             return
         if not (keep or request.awaited):
             return

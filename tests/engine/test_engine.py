@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import os
+import subprocess
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -122,6 +125,30 @@ def test_every_kind_of_out_of_memory_is_known(error: Exception, plain: list[Gene
             raise error
 
     assert texts(finished(engine_with(check), requests())) == texts(plain)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """KV caches on disk go to one of so many bytes."""
+    size_bytes = 128 * 1024
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(tmp_path)], capture_output=True, check=False)
+    if done.returncode:
+        pytest.skip("no file system of a chosen size can be made here")
+    monkeypatch.setattr(DiskLayer, "folder", tmp_path)
+    yield size_bytes
+    subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+def test_a_full_disk_under_the_cache_halves_the_batch_too(small_disk: int, plain: list[Generation]) -> None:
+    plan = dataclasses.replace(PLAN, placement="disk")
+    done = finished(engine_with(lambda ids, mask, cache: None, plan), requests())
+    assert texts(done) == texts(plain)
+    assert max(generation.batch_rows for generation in done) < len(LENGTHS)
+    os.posix_fallocate(filler := os.open(DiskLayer.folder / "filler", os.O_CREAT | os.O_RDWR), 0, small_disk - 4096)
+    os.close(filler)
+    (found,) = finished(engine_with(lambda ids, mask, cache: None, plan), requests(ASK, (40,)))
+    assert found.error is not None
+    assert (found.error[0], "No space left" in found.error[1]) == ("out_of_memory", True)
 
 
 @pytest.mark.parametrize("ask", [ASK, LABELS])

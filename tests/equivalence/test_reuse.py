@@ -14,12 +14,15 @@ import pytest
 import torch
 
 from pipeline.config import StoreConfig
-from pipeline.engine.attention import IMPLEMENTATION
+from pipeline.engine.attention import IMPLEMENTATION, Prefix
 from pipeline.engine.continuous import ContinuousEngine
+from pipeline.engine.documents import _ranges
 from pipeline.engine.reuse import Reuse
 from pipeline.engine.shelf import Shelf
 from pipeline.engine.support import sliding_window, unsupported
 from pipeline.records import Decode, Generation, Plan, Request, Score
+from pipeline.stores.kv.files import used_bytes
+from pipeline.stores.kv.inspection import ls, prune
 from pipeline.stores.kv.store import KvStore
 from tests.equivalence.equality import assert_equal_texts, reference_scores, reference_text
 from tests.equivalence.families import prompts, tiny_model
@@ -192,7 +195,84 @@ def test_a_long_document_goes_on_where_it_was(tmp_path: Path, at: float) -> None
         assert shelf.tally.resumed == 1
         assert shelf.tally.computed_tokens == 1000  # nothing of the document was read again
         assert shelf.tally.resumed_text_tokens == steps
-        assert shelf.store.used_bytes() < 100_000  # and nothing of it is left
+    assert used_bytes(tmp_path) < 100_000  # and nothing of it is left
+
+
+def slow_engine(model: Any, shelf: Shelf) -> tuple[ContinuousEngine, Watched]:
+    """For which every document is long, read in passes of 32 tokens."""
+    shelf.computed(1000, 1000.0)
+    plan = dataclasses.replace(PLAN, prefill_chunk_tokens=32)
+    reuse, static = Reuse(shelf, {"model": "llama", "attention": IMPLEMENTATION}), Watched(model, plan, end_ids=(), pad_id=0)
+    return ContinuousEngine(model, plan, end_ids=(), static=static, window=None, reuse=reuse), static
+
+
+def test_an_answer_that_a_crash_kept_from_being_recorded_is_soon_there_again(tmp_path: Path) -> None:
+    model = tiny_model("llama (GQA)")
+    (request,) = asked(0, 0, Decode(NEW_TOKENS), prompts((400,), seed=9))
+    with shelf_in(tmp_path, "auto", checkpoint_seconds=1e-6) as shelf:
+        engine, static = slow_engine(model, shelf)
+        engine.admit([request])
+        while not engine.idle:
+            engine.step()
+            shelf.writer.flush()
+        with shelf_in(tmp_path, "auto", checkpoint_seconds=1e-6) as after:  # the first one was never told that all is recorded
+            engine, static = slow_engine(model, after)
+            check_texts(model, [request], answers_of(engine, model, static, after, [request]), ())
+            assert after.tally.computed_tokens == 1000
+            assert after.tally.resumed_text_tokens == NEW_TOKENS - 1
+    assert not ls(tmp_path).entries
+
+
+def test_a_document_that_begins_like_an_unfinished_one(tmp_path: Path) -> None:
+    """The checkpoint of another document with the same instructions is not its own: it is saved and kept from its first token on."""
+    model = tiny_model("llama (GQA)")
+    shared, (first, second) = prompts((80,), seed=8)[0], prompts((300, 290), seed=9)
+    one = Request(0, (*shared, *first, 5), Decode(NEW_TOKENS), len(shared), len(first))
+    other = Request(1, (*shared, *second, 5), Score(CONTINUATIONS), len(shared), len(second))
+    with shelf_in(tmp_path, checkpoint_seconds=1e-6) as shelf:
+        engine, _ = slow_engine(model, shelf)
+        engine.admit([one])
+        engine.step()  # read and saved; its text is never written to its end
+        shelf.writer.flush()
+        assert "checkpoint" in {entry.kind for entry in ls(tmp_path).entries}
+    for start in range(2):
+        with shelf_in(tmp_path, checkpoint_seconds=1e-6) as shelf:
+            engine, static = slow_engine(model, shelf)
+            check_scores(model, [other], answers_of(engine, model, static, shelf, [other]))
+            assert (shelf.tally.loaded, shelf.tally.resumed, shelf.store.counters.declined["gap"]) == (start, 0, 0)
+
+
+def test_saving_goes_on_after_a_checkpoint_was_lost(tmp_path: Path) -> None:
+    model = tiny_model("llama (GQA)")
+    (request,) = asked(0, 0, Decode(NEW_TOKENS), prompts((400,), seed=9))
+
+    class Thief:
+        passes = 0
+
+        def started(self, request_ids: Any) -> None: ...
+
+        def pulse(self) -> None:
+            self.passes += 1
+            shelf.writer.flush()
+            if self.passes == 4:
+                assert prune(tmp_path).entries
+
+    with shelf_in(tmp_path, "auto", checkpoint_seconds=1e-6) as shelf:
+        engine, _ = slow_engine(model, shelf)
+        engine.listener = Thief()
+        engine.admit([request])
+        engine.step()
+    with shelf_in(tmp_path, "auto") as shelf:
+        engine, static = slow_engine(model, shelf)
+        check_texts(model, [request], answers_of(engine, model, static, shelf, [request]), ())
+        assert (shelf.tally.resumed, shelf.tally.computed_tokens) == (1, 1000)
+
+
+def test_a_checkpoint_that_waits_keeps_no_more_in_memory_than_it_is_large() -> None:
+    prefix = Prefix(300, {0: (torch.zeros(1, 2, 300, 4), torch.zeros(1, 2, 300, 4))})
+    for begin in (0, 200):
+        ranges = _ranges(prefix, begin)
+        assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in ranges.values())
 
 
 def _flip(path: Path, chance: random.Random) -> None:

@@ -158,7 +158,10 @@ class Index:
         for path in sorted(folder.iterdir()):
             if path.name not in counting:
                 self._report("orphan", found.entry_id, path.name)
-                self._files.remove(path)
+                try:
+                    self._files.remove(path)
+                except OSError as error:  # it counts as what it takes; the entry itself is as good as any
+                    self._report("error", found.entry_id, str(error))
 
     def _remember(self, held: Held) -> None:
         about = held.manifest

@@ -57,6 +57,7 @@ class Place:
         self._lock = FileLock(self._here / "lock", timeout=lock_seconds, poll_interval=0.005)
         self._alive = FileLock(self._mine / "lock", timeout=0)
         self._strays_bytes = 0
+        self._kept_waiting = False
         try:
             self._begin()
         except OSError as error:
@@ -86,18 +87,31 @@ class Place:
     def exclusive(self) -> Iterator[Index]:
         """Alone among all threads and processes, with an index that is up to date. Raises Declined (busy), OSError."""
         with self._held_lock():
+            self._restore()
             self.index.refresh()
             self._bury()
             yield self.index
+
+    def _restore(self) -> None:
+        """Somebody may have deleted the folder, to have its room: what is computed from now on is stored again."""
+        if self._entries.is_dir() and self._mine.is_dir():
+            return
+        for folder in (self._entries, self._mine):
+            self.files.make_folder(folder)
+        self._alive.release()
+        self._alive.acquire()
+        self._strays_bytes = 0
 
     @contextmanager
     def _held_lock(self) -> Iterator[None]:
         with self._mutex:
             try:
-                self._lock.acquire()
+                self._lock.acquire(timeout=0 if self._kept_waiting else None)
             except Timeout:
+                self._kept_waiting = True  # whoever holds it for so long, a stopped process or a dying disk, is not waited for again
                 self.counters.warnings["busy"] += 1
                 raise Declined("busy", f"another process holds the lock of the KV store {self.root}") from None
+            self._kept_waiting = False
             try:
                 yield
             finally:
@@ -148,10 +162,10 @@ class Place:
 
     def enforce_quota(self, keep: str | None = None) -> None:
         """Evict whatever is over the quota (it may have been cut since the last run). With the lock held."""
-        if self._limit_bytes is None:
-            return
-        held = [one.facts for entry_id, one in self.index.held.items() if entry_id != keep]
-        self._evict(choose_victims(held, self.used_bytes() - self._limit_bytes, self.clock()) or ())
+        over_bytes = 0 if self._limit_bytes is None else self.used_bytes() - self._limit_bytes
+        if over_bytes > 0:
+            held = [one.facts for entry_id, one in self.index.held.items() if entry_id != keep]
+            self._evict(choose_victims(held, over_bytes, self.clock()) or ())
 
     def _evict(self, victims: Sequence[Facts]) -> None:
         for facts in victims:

@@ -2,8 +2,9 @@
 
 An entry is worth the seconds that computing it took, for each byte that it takes; half of that for every week in which nobody
 used it. Kinds are ranked: a document gives way to a shared prefix, and both to the checkpoint of an unfinished document, never the
-other way round. Among its own kind a newcomer displaces only what is clearly worth less: without that, a collection slightly
-larger than the store would push out each entry just before it is wanted again.
+other way round; but a checkpoint that nobody came back for makes room after a week for others, and after a month for anything.
+Among its own kind a newcomer displaces only what is clearly worth less: without that, a collection slightly larger than the store
+would push out each entry just before it is wanted again.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pipeline.stores.kv.manifest import Kind
 _RANK: dict[Kind, int] = {"document": 0, "prefix": 1, "checkpoint": 2}
 HALF_LIFE_SECONDS = 7 * 86_400.0
 ABANDONED_SECONDS = 7 * 86_400.0
+FORGOTTEN_SECONDS = 30 * 86_400.0
 CLEARLY = 1.25
 
 
@@ -43,7 +45,7 @@ def choose_victims(held: Iterable[Facts], needed_bytes: int, now: float, newcome
     """
     candidates = [facts for facts in held if newcomer is None or _gives_way(facts, newcomer, now)]
     chosen: list[Facts] = []
-    for facts in sorted(candidates, key=lambda facts: (_RANK[facts.kind], facts.worth(now), facts.entry_id)):
+    for facts in sorted(candidates, key=lambda facts: (_rank(facts, now), facts.worth(now), facts.entry_id)):
         if needed_bytes <= 0:
             break
         chosen.append(facts)
@@ -52,8 +54,14 @@ def choose_victims(held: Iterable[Facts], needed_bytes: int, now: float, newcome
 
 
 def _gives_way(facts: Facts, newcomer: Facts, now: float) -> bool:
-    if facts.kind != newcomer.kind:
-        return _RANK[facts.kind] < _RANK[newcomer.kind]
-    if facts.kind == "checkpoint":  # only what nobody came back for
+    rank, rank_of_newcomer = _rank(facts, now), _RANK[newcomer.kind]
+    if rank != rank_of_newcomer:
+        return rank < rank_of_newcomer
+    if rank == _RANK["checkpoint"]:
         return now - facts.last_used > ABANDONED_SECONDS
     return facts.worth(now) * CLEARLY < newcomer.worth(now)
+
+
+def _rank(facts: Facts, now: float) -> int:
+    forgotten = facts.kind == "checkpoint" and now - facts.last_used > FORGOTTEN_SECONDS
+    return _RANK["document" if forgotten else facts.kind]

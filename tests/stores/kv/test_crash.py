@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -219,3 +220,26 @@ def test_a_lock_that_stays_taken_costs_a_miss_and_a_warning(tmp_path: Path) -> N
             assert store.used_bytes() == 0
         assert store.counters.warnings == {"busy": 3}
         assert store.lookup(IDS, MODEL) is not None
+
+
+def test_who_keeps_the_lock_is_waited_for_once(tmp_path: Path) -> None:
+    with opened(tmp_path) as holder, opened(tmp_path, lock_seconds=0.5) as store:
+        with holder._place.exclusive():
+            began = time.monotonic()
+            assert [store.lookup(IDS, MODEL) for _ in range(5)] == [None] * 5
+            assert 0.5 <= time.monotonic() - began < 1.5
+        assert put(store, IDS).stored
+
+
+def test_a_store_that_was_deleted_under_a_run_begins_again(tmp_path: Path) -> None:
+    folder = tmp_path / "kv"
+    with opened(folder) as store:
+        put(store, IDS)
+        shutil.rmtree(folder)
+        assert store.lookup(IDS, MODEL) is None
+        assert put(store, IDS).stored
+        assert store.lookup(IDS, MODEL) is not None
+        with opened(folder) as other:  # what a living process writes is not taken for what a dead one left
+            assert other.lookup(IDS, MODEL) is not None
+            assert store._place._mine.is_dir()
+        assert not store.counters.warnings

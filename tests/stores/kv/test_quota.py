@@ -13,7 +13,7 @@ import pytest
 from pipeline.errors import UsageError
 from pipeline.stores.kv.files import used_bytes
 from pipeline.stores.kv.place import HOUSEKEEPING_BYTES
-from pipeline.stores.kv.policy import ABANDONED_SECONDS, HALF_LIFE_SECONDS, Facts, choose_victims
+from pipeline.stores.kv.policy import ABANDONED_SECONDS, FORGOTTEN_SECONDS, HALF_LIFE_SECONDS, Facts, choose_victims
 from tests.stores.kv.caches import MODEL, ids_of, is_right, opened, put
 from tests.stores.kv.disks import FailingFiles, FewFreeBytes, full_disk
 
@@ -68,6 +68,12 @@ def test_an_abandoned_checkpoint_makes_room_for_another_only() -> None:
     assert names(choose_victims(held, 1, later, facts("new", "checkpoint", used=later))) == ["abandoned"]
     assert choose_victims(held, 1, later, facts("new", "document", seconds=1e9, used=later)) is None
     assert choose_victims(held, 1, ABANDONED_SECONDS - 1, facts("new", "checkpoint")) is None
+
+
+def test_a_forgotten_checkpoint_does_not_hold_its_place_for_ever() -> None:
+    held, later = [facts("forgotten", "checkpoint")], FORGOTTEN_SECONDS + 1
+    assert names(choose_victims(held, 1, later, facts("new", used=later))) == ["forgotten"]
+    assert choose_victims(held, 1, FORGOTTEN_SECONDS - 1, facts("new", seconds=1e9, used=later)) is None
 
 
 def test_a_smaller_quota_takes_checkpoints_last() -> None:
