@@ -15,6 +15,7 @@ from pipeline.planner.towers import beside_decoder
 
 _ATTENTION: dict[str, Kind] = {"full_attention": "full", "sliding_attention": "sliding", "chunked_attention": "chunked", "hybrid": "hybrid"}
 
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """All layers in order, all weights, whether the head is the embedding, whether the family was assumed."""
@@ -27,6 +28,7 @@ class Parts:
 
 def assemble(c: Reading, rough: bool = False) -> Parts:
     """Everything a model holds. Raises CannotPlan for what is not known here; ``rough`` takes an unknown family for a Llama."""
+    _ = c.layers, c.hidden  # what no decoder is without is missed first
     family = FAMILIES.get(c.family)
     if family is None and c.family and not rough:
         raise CannotPlan(
@@ -44,7 +46,11 @@ def assemble(c: Reading, rough: bool = False) -> Parts:
         kinds.append(layer)
         weights.update(found)
     tied = c.flag("tie_word_embeddings", default=family.tied)
-    every = [*_before(c, family), *(replace(weight, copies=weight.copies * count) for weight, count in weights.items()), *_after(c, family, tied)]
+    every = [
+        *_before(c, family),
+        *(replace(weight, copies=weight.copies * count) for weight, count in weights.items()),
+        *_after(c, family, tied),
+    ]
     return Parts(tuple(kinds), tuple(every), tied, assumed=c.family not in FAMILIES)
 
 

@@ -67,7 +67,7 @@ def latent(c: Reading) -> list[Weight]:
 
 
 def latent_cache(c: Reading) -> Layer:
-    """transformers caches the latent and the shared rotary key of a token, not the expanded heads (measured on 5.24)."""
+    """The library caches the latent and the shared rotary key of a token, not the expanded heads (measured on transformers 5.24)."""
     return Layer("latent", 1, c.number("kv_lora_rank"), c.number("qk_rope_head_dim"))
 
 

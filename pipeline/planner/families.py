@@ -149,9 +149,7 @@ FAMILIES: dict[str, Family] = {
     "youtu": replace(_LATENT, feed=_gated, tied=True),
     "gpt_oss": Family(_all, mixtures.gpt_oss, layer_extra=_sinks, pattern=alternating, window=128),
     "gpt2": replace(_LEGACY, outside=_positions),
-    "gpt_neox": replace(
-        _LEGACY, attention=partial(blocks.fused, qkv_bias="attention_bias", out_bias="attention_bias"), tied=False
-    ),
+    "gpt_neox": replace(_LEGACY, attention=partial(blocks.fused, qkv_bias="attention_bias", out_bias="attention_bias"), tied=False),
     "gptj": Family(_none, partial(_plain, bias=True), norms=1, norm_numbers=2, head_bias=True),
     "codegen": Family(blocks.fused, partial(_plain, bias=True), norms=1, norm_numbers=2, head_bias=True),
     "gpt_bigcode": replace(_LEGACY, outside=_positions, cached_heads=_bigcode_heads),
@@ -172,9 +170,7 @@ FAMILIES: dict[str, Family] = {
         cached_heads=_falcon_heads,
         tied=True,
     ),
-    "persimmon": Family(
-        partial(blocks.fused, qkv_bias=True, out_bias=True, norm=True), partial(_plain, bias=True), norm_numbers=2
-    ),
+    "persimmon": Family(partial(blocks.fused, qkv_bias=True, out_bias=True, norm=True), partial(_plain, bias=True), norm_numbers=2),
     "olmo": Family(_all, _gated, norm_numbers=0, final_norm=False),
     "olmo2": _OLMO_2,
     "olmo3": replace(_OLMO_2, pattern=every("sliding_attention", 4), window=4096),
@@ -195,19 +191,19 @@ FAMILIES: dict[str, Family] = {
         partial(_separate, qkv_bias="use_qkv_bias", norm="heads", normed="qk_layernorm"), _gated, norms=_stablelm_norms, norm_numbers=2
     ),
     "starcoder2": Family(
-        partial(_separate, qkv_bias="use_bias", out_bias="use_bias"), partial(_plain, bias="use_bias"), norm_numbers=2, tied=True, window=4096
+        partial(_separate, qkv_bias="use_bias", out_bias="use_bias"),
+        partial(_plain, bias="use_bias"),
+        norm_numbers=2,
+        tied=True,
+        window=4096,
     ),
     "nemotron": Family(_all, partial(_plain, bias="mlp_bias"), norm_numbers=2),
     "arcee": Family(_all, partial(_plain, bias="mlp_bias")),
     "apertus": Family(_head_norms, mixtures.apertus),
     "smollm3": replace(_LLAMA, tied=True),
-    "seed_oss": Family(
-        partial(_separate, qkv_bias="attention_bias", out_bias="attention_out_bias"), partial(_gated, bias="mlp_bias")
-    ),
+    "seed_oss": Family(partial(_separate, qkv_bias="attention_bias", out_bias="attention_out_bias"), partial(_gated, bias="mlp_bias")),
     "ernie4_5": Family(partial(_separate, qkv_bias="use_bias", out_bias="use_bias"), partial(_gated, bias="use_bias"), tied=True),
-    "ernie4_5_moe": Family(
-        partial(_separate, qkv_bias="use_bias", out_bias="use_bias"), mixtures.ernie, tied=True, head_bias="use_bias"
-    ),
+    "ernie4_5_moe": Family(partial(_separate, qkv_bias="use_bias", out_bias="use_bias"), mixtures.ernie, tied=True, head_bias="use_bias"),
     "glm": _GLM,
     "glm4": replace(_GLM, norms=4),
     "glm4_moe": Family(partial(_separate, qkv_bias="attention_bias", norm="head", normed="use_qk_norm"), mixtures.deepseek),

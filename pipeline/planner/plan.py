@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pipeline.config import Config
 from pipeline.errors import ConfigError, DoesNotFit
 from pipeline.planner.hardware import Hardware
-from pipeline.planner.shape import DTYPE_BYTES, ModelShape
+from pipeline.planner.shape import ModelShape
 from pipeline.records import Plan
 
 # Rows beyond these gain little: on a CPU the matmul is saturated, on a GPU static batches wait for their longest row.
@@ -39,16 +39,15 @@ def make_plan(config: Config, shape: ModelShape, hardware: Hardware, resolved: M
     beside = weights if not (on_gpu and placement == "offloaded") else 0
     kv_room = int(max(0, free - beside) * _KV_SHARE)
     reasons.append(
-        f"{shape.attention()}, {shape.layers} layers, {shape.kv_heads} KV heads of {shape.head_dim}: "
-        f"{kv_bytes / 1024:.0f} KiB of KV cache a token; "
+        f"{shape.describe()}: {kv_bytes / 1024:.0f} KiB of KV cache a token; "
         f"about {weights / 2**20:.0f} MiB of weights in {config.model.quantization} ({dtype}); "
         f"{free / 2**30:.1f} GiB free, {kv_room / 2**30:.1f} GiB of it for the KV cache"
     )
     rows = config.engine.batch_rows or (_GPU_ROWS if on_gpu else _CPU_ROWS)
-    tokens = config.engine.batch_tokens or min(kv_room // kv_bytes, rows * context)
+    tokens = config.engine.batch_tokens or _tokens_in_batch(shape, kv_room, rows, context, dtype)
     if tokens < min(context, 512):
         raise DoesNotFit(
-            f"the KV cache of one prompt of {min(context, 512)} tokens needs {min(context, 512) * kv_bytes / 2**20:.0f} MiB, "
+            f"the KV cache of one prompt of {min(context, 512)} tokens needs {shape.kv_bytes(min(context, 512), dtype) / 2**20:.0f} MiB, "
             f"{kv_room / 2**20:.0f} MiB are left beside the weights; use a smaller model, quantization nf4, kv_cache.placement offloaded, "
             "or a smaller model.context_tokens"
         )
@@ -67,15 +66,18 @@ def make_plan(config: Config, shape: ModelShape, hardware: Hardware, resolved: M
     )
 
 
-def weights_bytes(shape: ModelShape, quantization: str, dtype: str) -> int:
-    """Bytes of a gated decoder's weights, about: what 4- and 8-bit do not shrink (embeddings, head) stays in ``dtype``.
+def _tokens_in_batch(shape: ModelShape, room_bytes: int, rows: int, context: int, dtype: str) -> int:
+    """Rows x longest row that fit in ``room_bytes``, whatever the lengths: every token counted in every layer, states counted a row."""
+    room = room_bytes - rows * shape.fixed_bytes_per_row(dtype)
+    if room < 0:
+        return 0
+    per_token = shape.kv_bytes_per_token(dtype)
+    return min(room // per_token, rows * context) if per_token else rows * context
 
-    nf4 with double quantization keeps 4 bits a weight and 8 bits of scale a block of 64 (Dettmers et al., QLoRA, 2023).
-    """
-    attention = shape.hidden * shape.head_dim * 2 * (shape.query_heads + shape.kv_heads)
-    linear = shape.layers * (attention + 3 * shape.hidden * shape.intermediate)
-    bits = {"none": 8 * DTYPE_BYTES[dtype], "int8": 8.0, "nf4": 4 + 8 / 64}[quantization]
-    return int(linear * bits / 8) + shape.vocabulary * shape.hidden * DTYPE_BYTES[dtype]
+
+def weights_bytes(shape: ModelShape, quantization: str, dtype: str) -> int:
+    """Bytes of the weights in memory: what 4- and 8-bit do not shrink stays in ``dtype`` (see planner/layers.py)."""
+    return shape.weights_bytes(quantization, dtype)
 
 
 def _context(config: Config, shape: ModelShape, reasons: list[str]) -> int:

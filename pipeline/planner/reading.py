@@ -11,7 +11,14 @@ _INNER = ("text_config", "llm_config", "language_config")  # where configuration
 # Families whose every query head has its own keys and values, whatever keys an old file carries.
 _ONE_EACH = {"gpt2", "gptj", "codegen", "gpt_neox", "bloom", "opt", "mpt", "persimmon"}
 # Families that name the width inside the MLP their own way; absent or null means four times the hidden width.
-_WIDTH_KEYS = {"gpt2": "n_inner", "gptj": "n_inner", "codegen": "n_inner", "gpt_bigcode": "n_inner", "opt": "ffn_dim", "falcon": "ffn_hidden_size"}
+_WIDTH_KEYS = {
+    "gpt2": "n_inner",
+    "gptj": "n_inner",
+    "codegen": "n_inner",
+    "gpt_bigcode": "n_inner",
+    "opt": "ffn_dim",
+    "falcon": "ffn_hidden_size",
+}
 
 
 class Reading:

@@ -74,4 +74,3 @@ def short_convolution(c: Reading) -> Recurrent:
     bias, kernel = c.flag("conv_bias"), c.number("conv_L_cache")
     found = linear("recurrent", 3 * c.hidden, c.hidden, bias) + linear("recurrent", c.hidden, c.hidden, bias)
     return found + _convolution(c.hidden, kernel, bias), Layer("convolution", state=c.hidden * kernel)
-

@@ -132,7 +132,9 @@ class ModelShape:
 
     def with_kv_heads(self, heads: int) -> ModelShape:
         """The same model had it ``heads`` KV heads; only its cache is changed."""
-        kinds = tuple(replace(layer, heads=heads) if layer.kind in {"full", "sliding", "chunked", "hybrid"} else layer for layer in self.kinds)
+        kinds = tuple(
+            replace(layer, heads=heads) if layer.kind in {"full", "sliding", "chunked", "hybrid"} else layer for layer in self.kinds
+        )
         return replace(self, kv_heads=heads, kinds=kinds)
 
     # --------------------------------------------------------------------------------------------------------- activations

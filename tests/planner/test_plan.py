@@ -92,7 +92,8 @@ def test_placement_is_explained_and_disk_refused() -> None:
         make_plan(config(kv_cache={"placement": "disk"}), shape, Hardware(4, 32 * GIB), RESOLVED)
 
 
-@given(st.builds(ModelShape, *[st.integers(1, 100)] * 8), st.sampled_from(["none", "int8", "nf4"]))
+# From 64 on: a matrix of a few numbers weighs more in nf4, as its code tables alone take a kilobyte.
+@given(st.builds(ModelShape, *[st.integers(64, 256)] * 8), st.sampled_from(["none", "int8", "nf4"]))
 def test_fewer_bits_never_weigh_more(shape: ModelShape, quantization: str) -> None:
     assert weights_bytes(shape, quantization, "bfloat16") <= weights_bytes(shape, "none", "float32")
 
