@@ -49,7 +49,7 @@ def resolve(config: Config, backend: Backend, kept: Mapping[str, Any]) -> dict[s
 
 def prepare(config: Config, backend: Backend, resolved: Mapping[str, Any], kinds: Collection[str] | None = None) -> Preparation:
     """Bind the tasks to the model and plan. Raises ConfigError or DoesNotFit."""
-    plan = make_plan(config, model_shape(backend.model_config()), probe(), resolved)
+    plan = make_plan(config, model_shape(backend.model_config(), rough=True), probe(), resolved)
     identity = _shared_identity(config, backend, resolved, plan)
     wanted = [task for task in config.tasks if kinds is None or task.kind in kinds]
     if not wanted:

@@ -26,11 +26,11 @@ class Parts:
     assumed: bool = False
 
 
-def assemble(c: Reading, rough: bool = False) -> Parts:
-    """Everything a model holds. Raises CannotPlan for what is not known here; ``rough`` takes an unknown family for a Llama."""
+def assemble(c: Reading) -> Parts:
+    """Everything a model holds. Raises CannotPlan for what is not known here; a rough reading takes an unknown family for a Llama."""
     _ = c.layers, c.hidden  # what no decoder is without is missed first
     family = FAMILIES.get(c.family)
-    if family is None and c.family and not rough:
+    if family is None and c.family and not c.rough:
         raise CannotPlan(
             f"cannot plan this layer kind: the layers of model type {c.family!r} are not known here, and a guess may be wrong by half; "
             f"known are {', '.join(sorted(FAMILIES))}"
@@ -38,7 +38,8 @@ def assemble(c: Reading, rough: bool = False) -> Parts:
     if family is None:
         # The base class of configurations ties the head where neither the file nor the family says otherwise.
         family = replace(FAMILIES["llama"], tied=True)
-    types = layer_types(c, family.pattern, family.window)
+    unknown = bool(c.family) and c.family not in FAMILIES
+    types = ["full_attention"] * c.layers if unknown else layer_types(c, family.pattern, family.window)
     kinds: list[Layer] = []
     weights: Counter[Weight] = Counter()
     for index, kind in enumerate(types):
@@ -87,7 +88,7 @@ def _kept(c: Reading, family: Family, kind: str) -> Layer:
 
 def _before(c: Reading, family: Family) -> list[Weight]:
     embeddings = [Weight("embeddings", c.number("vocab_size"), c.hidden)]
-    return embeddings + (family.outside(c) if family.outside else []) + beside_decoder(c)
+    return embeddings + (family.outside(c) if family.outside else []) + ([] if c.rough else beside_decoder(c))
 
 
 def _after(c: Reading, family: Family, tied: bool) -> list[Weight]:

@@ -119,7 +119,7 @@ def _given(rates: Rates, raw: Any, origin: str) -> Rates:
         raise ConfigError(f"{origin}: rates are numbers a second, for example matmul_per_second: 7.1e13") from None
     if any(not value > 0 for value in numbers.values()):
         raise ConfigError(f"{origin}: rates must be larger than nought")
-    return replace(rates, origin="given" if numbers else rates.origin, **numbers)  # type: ignore[arg-type]  # names were checked
+    return replace(rates, origin="given" if numbers else rates.origin, **numbers)
 
 
 def _cards(text: str) -> list[int]:
@@ -133,7 +133,8 @@ def _cards(text: str) -> list[int]:
 
 
 def _disks(raw: Mapping[str, Any], origin: str) -> tuple[tuple[Disk, ...], DiskKind]:
-    found, kind = [], NVME
+    found: list[Disk] = []
+    kind = NVME
     for entry in _listed(raw, "disks", origin):
         if not isinstance(entry, dict) or "free" not in entry:
             raise ConfigError(f"{origin}: a disk is written as {{path: /data, free: 500GB, kind: nvme}}, not {entry!r}")

@@ -77,7 +77,7 @@ def _measure(scratch_folder: Path, dtype: str) -> Rates:
         matmul_per_second=_matmul(device, dtype),
         disk_read_bytes_per_second=read,
         disk_write_bytes_per_second=write,
-        **links,  # type: ignore[arg-type]  # names of fields, numbers all of them
+        **links,
     )
 
 

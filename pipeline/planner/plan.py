@@ -34,6 +34,8 @@ def make_plan(config: Config, shape: ModelShape, hardware: Hardware, resolved: M
     context = _context(config, shape, reasons)
     placement = _placement(config, on_gpu, reasons)
     kv_bytes = shape.kv_bytes_per_token(dtype)
+    if shape.assumed and shape.family:
+        reasons.append(f"the planner does not know the family {shape.family}; its memory is reckoned as that of a Llama of its widths")
     weights = weights_bytes(shape, config.model.quantization, dtype)
     free = sum(hardware.gpu_bytes) if on_gpu and placement == "device" else hardware.ram_bytes
     beside = weights if not (on_gpu and placement == "offloaded") else 0

@@ -22,10 +22,14 @@ _WIDTH_KEYS = {
 
 
 class Reading:
-    """The decoder's part of a configuration (``config.to_dict()``, or config.json as it was published)."""
+    """The decoder's part of a configuration (``config.to_dict()``, or config.json as it was published).
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        inner = next((config[key] for key in _INNER if isinstance(config.get(key), Mapping)), {})
+    ``rough``: the widest MLP stands for all where they differ, instead of an error.
+    """
+
+    def __init__(self, config: Mapping[str, Any], rough: bool = False) -> None:
+        self.rough = rough
+        inner: Mapping[str, Any] = next((config[key] for key in _INNER if isinstance(config.get(key), Mapping)), {})
         self.keys: dict[str, Any] = {**config, **inner}
         if inner and "tie_word_embeddings" in config:  # the outer model holds the head
             self.keys["tie_word_embeddings"] = config["tie_word_embeddings"]
@@ -96,9 +100,9 @@ class Reading:
             return self.maybe(_WIDTH_KEYS[self.family]) or 4 * self.hidden
         value = self.get("intermediate_size") or self.get("ffn_hidden_size") or self.get("n_inner")
         if isinstance(value, list):
-            if len(set(value)) != 1:
+            if len(set(value)) != 1 and not self.rough:
                 raise CannotPlan(f"cannot plan model type {self.family!r}: its layers have MLPs of different widths ({value})")
-            value = value[0]
+            value = max(value)
         return int(value or 4 * self.hidden)
 
     @property

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.errors import CannotPlan
 from pipeline.planner.assembly import assemble
 from pipeline.planner.layers import DTYPE_BYTES, Layer, Module, Weight, dtype_bytes
 from pipeline.planner.reading import Reading
@@ -185,8 +184,8 @@ def model_shape(config: Mapping[str, Any], rough: bool = False) -> ModelShape:
 
     ``rough`` takes a family that is not known here for a Llama, and says so in ``assumed``: better than nothing for a batch size.
     """
-    c = Reading(config)
-    parts = assemble(c, rough)
+    c = Reading(config, rough)
+    parts = assemble(c)
     attends = any(layer.numbers_per_token for layer in parts.kinds)
     return ModelShape(
         layers=c.layers,
@@ -194,7 +193,7 @@ def model_shape(config: Mapping[str, Any], rough: bool = False) -> ModelShape:
         kv_heads=_cached_heads(parts.kinds, c) if attends else 1,
         head_dim=_head_dim(c, parts.kinds) if attends else c.hidden,
         hidden=c.hidden,
-        intermediate=_intermediate(c),
+        intermediate=c.intermediate,
         vocabulary=c.number("vocab_size"),
         context_tokens=c.context_tokens,
         family=c.family,
@@ -232,13 +231,6 @@ def _head_dim(c: Reading, kinds: Iterable[Layer]) -> int:
     if any(layer.kind == "latent" for layer in kinds):
         return c.number("qk_nope_head_dim") + c.number("qk_rope_head_dim")
     return c.head_dim
-
-
-def _intermediate(c: Reading) -> int:
-    try:
-        return c.intermediate
-    except CannotPlan:
-        return max(c.get("intermediate_size"))
 
 
 def _counted(count: int, word: str) -> str:

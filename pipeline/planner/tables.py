@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.planner.describing import amount, duration
 from pipeline.planner.links import NVME, SATA, Link
 from pipeline.planner.shape import ModelShape
 
@@ -157,20 +158,3 @@ def render_sizes(rows: Sequence[SizeRow], context_tokens: int = 4096) -> str:
         for row in rows
     ]
     return render(f"Which models fit in 4 bits, with {context_tokens:,} tokens and 1 GiB for the rest", header, body)
-
-
-def amount(count: float) -> str:
-    """``1.0 GiB``, ``512 MiB`` or ``16 KiB``."""
-    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}" if unit == "GiB" else f"{count / size:,.0f} {unit}"
-    return f"{count:.0f} B"
-
-
-def duration(seconds: float) -> str:
-    """``43 ms``, ``1.2 s``, ``12 min`` or ``7.5 h``."""
-    if seconds < 1:
-        return f"{seconds * 1000:,.1f} ms" if seconds < 0.01 else f"{seconds * 1000:,.0f} ms"
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,103 @@
+"""What is needed and what there is, in bytes: the two sides of every decision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeline.planner.describing import amount
+from pipeline.planner.hardware import Hardware, Rates
+from pipeline.planner.shape import ModelShape
+from pipeline.planner.throughput import dequantized_bytes
+
+# Share of the free memory that may be used; the rest is for the driver, the allocator's gaps and other programs.
+USABLE_SHARE = 0.9
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Bytes of weights, of the cache of one row of the whole context, of activations, of the largest layer."""
+
+    weights_bytes: int
+    row_bytes: int
+    activation_bytes: int
+    layer_bytes: int
+
+    @classmethod
+    def of(cls, shape: ModelShape, quantization: str, dtype: str, context_tokens: int, chunk_tokens: int) -> Need:
+        """Of a model in a quantization. A prefill chunk is one row's, the worst case for a mask."""
+        weights = shape.weights_bytes(quantization, dtype)
+        outside = sum(
+            weight.stored_bytes(quantization, dtype) for weight in shape.weights if weight.module in {"embeddings", "head", "vision"}
+        )
+        chunk = min(chunk_tokens, context_tokens)
+        activation = shape.activation_bytes(chunk, dtype, 1, context_tokens - chunk)
+        unpacked = dequantized_bytes(shape, dtype) if quantization != "none" else 0
+        layer = (weights - outside) // max(shape.layers, 1)
+        return cls(weights, shape.kv_bytes(context_tokens, dtype), activation + unpacked, layer)
+
+    @property
+    def together_bytes(self) -> int:
+        """Everything for one row."""
+        return self.weights_bytes + self.row_bytes + self.activation_bytes
+
+    def cache_bytes(self, rows: int) -> int:
+        """Of ``rows`` rows."""
+        return self.row_bytes * rows
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Bytes that may be used: where the model computes, in RAM beside that, on the disk."""
+
+    on_card: bool
+    cards: int
+    device_bytes: int
+    ram_bytes: int
+    disk_bytes: int
+    link: str
+    usable_share: float = USABLE_SHARE
+
+    @property
+    def device_name(self) -> str:
+        """For sentences."""
+        if not self.on_card:
+            return "this machine's memory"
+        return "the graphics card" if self.cards == 1 else f"the {self.cards} graphics cards"
+
+    @property
+    def memory_name(self) -> str:
+        """For sentences: what one would buy."""
+        return "VRAM" if self.on_card else "RAM"
+
+    @property
+    def link_name(self) -> str:
+        """For sentences."""
+        return self.link or ("the link to the card" if self.on_card else "the disk")
+
+    def describe(self) -> str:
+        """``21.6 GiB on the graphics card, 57.6 GiB of RAM and 500.0 GiB of disk may be used``."""
+        near = [f"{amount(self.device_bytes)} on {self.device_name}"] if self.on_card else []
+        far = f"{amount(self.ram_bytes if self.on_card else self.device_bytes)} of RAM"
+        return ", ".join([*near, far]) + f" and {amount(self.disk_bytes)} of disk may be used"
+
+    def link_bytes_per_second(self, rates: Rates, disk: bool) -> float | None:
+        """Bandwidth of what is fetched at every step: the disk if any of it is there, else the link (pinned)."""
+        if disk:
+            return rates.disk_read_bytes_per_second
+        return (
+            rates.to_device_pinned_bytes_per_second or rates.to_device_bytes_per_second if self.on_card else rates.memory_bytes_per_second
+        )
+
+
+def rooms(hardware: Hardware) -> Room:
+    """Of a machine. Without a card the model computes in RAM, and nothing is left beside it."""
+    on_card = bool(hardware.gpu_bytes)
+    ram = int(hardware.ram_bytes * USABLE_SHARE)
+    return Room(
+        on_card=on_card,
+        cards=len(hardware.gpu_bytes),
+        device_bytes=int(hardware.vram_bytes * USABLE_SHARE) if on_card else ram,
+        ram_bytes=ram if on_card else 0,
+        disk_bytes=max((disk.free_bytes for disk in hardware.disks), default=0),
+        link=hardware.link,
+    )
