@@ -88,19 +88,21 @@ def decide(shape: ModelShape, hardware: Hardware, wish: Wish) -> Forecast:
     have = rooms(hardware)
     reasons = [_about(shape, need, wish, have)]
     verdict, weights, cache_place = _place(need, have, wish.quantization, reasons)
+    typical = _typical_tokens(wish)
     rows = _rows(shape, need, have, wish, weights, cache_place) if verdict != "does not fit" else 0
+    cache = max(need.row_bytes, shape.kv_bytes(typical, wish.dtype, rows)) if rows else 0
     steps = _next_steps(shape, need, have, wish, verdict, rows)
     warnings = _warnings(shape, need, wish, verdict, have)
     speed = Speed(hardware.rates)
-    timing = _Timing.of(shape, have, speed, wish, weights, cache_place, rows, need) if rows else _Timing()
+    timing = _Timing.of(shape, have, speed, wish, weights, cache_place, rows) if rows else _Timing()
     reasons += _rows_and_time(rows, timing, wish, have)
     layout, keep, store = _store(shape, timing, wish, reasons)
     if have.on_card and verdict == "resident":
         reasons.append(
             "it fits in the card's memory: if many people wait for answers, serve it with vLLM or TGI; for a night's work stay here"
         )
-    on_device = weights["device"] + need.activation_bytes + (need.cache_bytes(rows) if cache_place == "device" else 0)
-    in_ram = weights["ram"] + (need.cache_bytes(rows) if cache_place == "ram" else 0)
+    on_device = weights["device"] + need.activation_bytes + (cache if cache_place == "device" else 0)
+    in_ram = weights["ram"] + (cache if cache_place == "ram" else 0)
     return Forecast(
         verdict=verdict,
         weights_bytes=weights,
@@ -109,7 +111,7 @@ def decide(shape: ModelShape, hardware: Hardware, wish: Wish) -> Forecast:
         context_tokens=wish.context_tokens,
         vram_peak_bytes=on_device if have.on_card else 0,
         ram_peak_bytes=in_ram if have.on_card else on_device + in_ram,
-        disk_peak_bytes=weights["disk"] + (need.cache_bytes(rows) if cache_place == "disk" else 0) + (store if keep and store else 0),
+        disk_peak_bytes=weights["disk"] + (cache if cache_place == "disk" else 0) + (store if keep and store else 0),
         step=timing.step,
         load_seconds=timing.load,
         prefill_seconds=timing.prefill,
@@ -137,22 +139,20 @@ def _place(need: Need, have: Room, quantization: str, reasons: list[str]) -> tup
     name = have.device_name
     resident: dict[Place, int] = {"device": need.weights_bytes, "ram": 0, "disk": 0}
     if need.together_bytes <= have.device_bytes:
-        reasons.append(f"all of it fits on {name}: {amount(need.together_bytes)} of {amount(have.device_bytes)} that may be used")
+        reasons.append(f"all of it fits {name}: {amount(need.together_bytes)} of {amount(have.device_bytes)} that may be used")
         return "resident", resident, "device"
     if need.weights_bytes + need.activation_bytes <= have.device_bytes:
         left = have.device_bytes - need.weights_bytes - need.activation_bytes
-        reasons.append(
-            f"the weights fit on {name}, the cache of one row does not: it needs {amount(need.row_bytes)}, {amount(left)} are left"
-        )
+        reasons.append(f"the weights fit {name}, the cache of one row does not: it needs {amount(need.row_bytes)}, {amount(left)} are left")
         if have.on_card and need.row_bytes <= have.ram_bytes:
             reasons.append(f"the cache goes to RAM ({amount(have.ram_bytes)} that may be used) and comes back layer by layer at every step")
             return "cache offloaded", resident, "ram"
         if need.row_bytes <= have.disk_bytes:
-            reasons.append(f"the cache would have to go to the disk ({amount(have.disk_bytes)} free), which is very slow")
+            reasons.append(f"only the disk holds the cache ({amount(have.disk_bytes)} free), which is very slow")
             return "cache offloaded", resident, "disk"
         reasons.append("neither RAM nor disk holds that cache either")
         return "does not fit", resident, "device"
-    reasons.append(f"the weights alone do not fit on {name}: {amount(need.weights_bytes)}, and {amount(have.device_bytes)} may be used")
+    reasons.append(f"the weights alone do not fit {name}: {amount(need.weights_bytes)}, and {amount(have.device_bytes)} may be used")
     if quantization != "none":
         reasons.append(f"weights in {quantization} cannot be spread over RAM or disk: bitsandbytes wants them where they are computed")
         return "does not fit", resident, "device"
@@ -171,11 +171,7 @@ def _split(need: Need, have: Room, reasons: list[str]) -> tuple[Verdict, dict[Pl
     if on_disk > have.disk_bytes or have.device_bytes < beside:
         reasons.append("graphics card, RAM and disk together do not hold it")
         return "does not fit", weights, "device"
-    parts = [
-        f"{amount(size)} {where}"
-        for size, where in ((near, f"on {have.device_name}"), (in_ram, "in RAM"), (on_disk, "on the disk"))
-        if size
-    ]
+    parts = [f"{amount(size)} {where}" for size, where in ((near, have.device_name), (in_ram, "in RAM"), (on_disk, "on the disk")) if size]
     reasons.append(f"unquantized weights may be split: {', '.join(parts)}; what is not on the device is fetched at every step")
     return "split", weights, "device"
 
@@ -188,8 +184,15 @@ def _rows(shape: ModelShape, need: Need, have: Room, wish: Wish, weights: dict[P
         "ram": have.ram_bytes - weights["ram"],
         "disk": have.disk_bytes - weights["disk"],
     }[cache_place]
-    row = shape.kv_bytes(wish.context_tokens, wish.dtype)
+    row = shape.kv_bytes(_typical_tokens(wish), wish.dtype)
     return max(1, min(most, left // row if row else most))
+
+
+def _typical_tokens(wish: Wish) -> int:
+    """Length of a row: of a mean document with what is asked and answered, or the whole context where no documents are known."""
+    if wish.work is None or not wish.work.lengths:
+        return wish.context_tokens
+    return min(wish.context_tokens, int(wish.work.mean_tokens) + wish.work.instruction_tokens + wish.work.output_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,16 +207,17 @@ class _Timing:
 
     @classmethod
     def of(
-        cls, shape: ModelShape, have: Room, speed: Speed, wish: Wish, weights: dict[Place, int], cache_place: Place, rows: int, need: Need
+        cls, shape: ModelShape, have: Room, speed: Speed, wish: Wish, weights: dict[Place, int], cache_place: Place, rows: int
     ) -> _Timing:
         if speed.rates.memory_bytes_per_second is None or speed.rates.matmul_per_second is None:
             return cls()
         far = weights["ram"] + weights["disk"]
-        moved = far + (need.cache_bytes(rows) if cache_place != "device" else 0)
+        tokens = _typical_tokens(wish)
+        moved = far + (shape.kv_bytes(tokens, wish.dtype, rows) if cache_place != "device" else 0)
         disk = bool(weights["disk"]) or cache_place == "disk"
         link = have.link_bytes_per_second(speed.rates, disk)
         step = decode_step(
-            shape, speed, quantization=wish.quantization, dtype=wish.dtype, rows=rows, tokens=wish.context_tokens,
+            shape, speed, quantization=wish.quantization, dtype=wish.dtype, rows=rows, tokens=tokens,
             transferred_bytes=moved, link_bytes_per_second=link,
         )  # fmt: skip
         known_disk = speed.rates.disk_read_bytes_per_second is not None
@@ -235,7 +239,7 @@ class _Timing:
 def _rows_and_time(rows: int, timing: _Timing, wish: Wish, have: Room) -> list[str]:
     if not rows:
         return []
-    found = [f"{rows} row{'' if rows == 1 else 's'} of {wish.context_tokens:,} tokens decode together in the room that is left"]
+    found = [f"{rows} row{'' if rows == 1 else 's'} of {_typical_tokens(wish):,} tokens decode together in the room that is left"]
     step = timing.step
     if step is not None and step.transfer_seconds:
         hides = "computing hides the transfer" if step.hidden else "computing does not hide it"
@@ -281,8 +285,8 @@ def _store(
         )
         return "instructions_first", False, size
     reasons.append(
-        f"{wish.tasks} tasks ask about each document: the document comes first, and its cache ({amount(size)} in all) is kept, as reading it "
-        f"beats computing it beyond {crossover:,} tokens"
+        f"{wish.tasks} tasks ask about each document: the document comes first, and its cache ({amount(size)} in all) is kept, as "
+        f"reading it beats computing it beyond {crossover:,} tokens"
     )
     return "document_first", True, size
 
@@ -293,18 +297,21 @@ def _next_steps(shape: ModelShape, need: Need, have: Room, wish: Wish, verdict: 
         most = wish.rows or (_ROWS_ON_CARD if have.on_card else _ROWS_ON_CPU)
         if rows >= most:
             return []
-        return [f"{amount(need.row_bytes * rows)} more {have.memory_name} would let {2 * rows} rows decode together instead of {rows}"]
+        more = shape.kv_bytes(_typical_tokens(wish), wish.dtype, rows)
+        return [f"{amount(more / have.usable_share)} more {have.memory_name} would let {2 * rows} rows decode together instead of {rows}"]
     found = []
     left = have.device_bytes - need.weights_bytes - need.activation_bytes
     if left > 0:
         shorter = shape.tokens_in(left, wish.dtype)
         if shorter >= _SHORTEST_USEFUL_TOKENS or shorter < 0:
             context = wish.context_tokens if shorter < 0 else shorter // 128 * 128
-            found.append(f"with model.context_tokens {context:,} everything fits on {have.device_name}; longer documents are split")
+            found.append(f"with model.context_tokens {context:,} everything fits {have.device_name}; longer documents are split")
+    if left > 0:
+        found.append(f"a cache in 8 bits would take {amount(need.row_bytes / 2)}; this version keeps it in {wish.dtype}")
     for less in _LESS[wish.quantization]:
         smaller = shape.weights_bytes(less, wish.dtype)
         if smaller + need.row_bytes + need.activation_bytes <= have.device_bytes:
-            found.append(f"with model.quantization {less} the weights take {amount(smaller)} and everything fits on {have.device_name}")
+            found.append(f"with model.quantization {less} the weights take {amount(smaller)} and everything fits {have.device_name}")
             break
     if verdict == "does not fit" and wish.quantization != "none":
         found.append("with model.quantization none the weights may be split over card, RAM and disk, which works but is slow")
@@ -318,8 +325,8 @@ def _warnings(shape: ModelShape, need: Need, wish: Wish, verdict: Verdict, have:
     experts = sum(weight.parameters for weight in shape.weights if weight.module == "experts")
     if wish.quantization != "none" and experts * 2 > shape.parameters:
         found.append(
-            f"{experts / shape.parameters:.0%} of the parameters are experts, which bitsandbytes does not shrink: {wish.quantization} saves "
-            f"only {1 - need.weights_bytes / shape.weights_bytes('none', wish.dtype):.0%}; take a dense model, or one published in 4 bits"
+            f"{experts / shape.parameters:.0%} of the parameters are experts, which bitsandbytes does not shrink: "
+            f"{wish.quantization} saves only {1 - need.weights_bytes / shape.weights_bytes('none', wish.dtype):.0%}; take a dense model, or one published in 4 bits"
         )
     elif wish.quantization != "none" and not any(weight.shrinks for weight in shape.weights):
         found.append(f"bitsandbytes shrinks nothing of this family: {wish.quantization} saves no memory")
@@ -329,6 +336,8 @@ def _warnings(shape: ModelShape, need: Need, wish: Wish, verdict: Verdict, have:
             f"it is the cache that does not fit, and this model keeps keys and values for all {shape.query_heads} heads (MHA); a GQA model "
             f"of this size with 8 KV heads would need {amount(grouped)} instead of {amount(need.row_bytes)}"
         )
+    if verdict == "cache offloaded" and (not have.on_card or need.row_bytes > have.ram_bytes):
+        found.append("this version does not keep a running cache on the disk yet: a run with this context is refused")
     if have.on_card and shape.assumed and shape.family:
         found.append(f"the family {shape.family} is not known to the planner: all of this is reckoned as for a Llama")
     return found

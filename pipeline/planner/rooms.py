@@ -59,10 +59,10 @@ class Room:
 
     @property
     def device_name(self) -> str:
-        """For sentences."""
+        """For sentences, with its preposition."""
         if not self.on_card:
-            return "this machine's memory"
-        return "the graphics card" if self.cards == 1 else f"the {self.cards} graphics cards"
+            return "in this machine's memory"
+        return "on the graphics card" if self.cards == 1 else f"on the {self.cards} graphics cards"
 
     @property
     def memory_name(self) -> str:
@@ -76,7 +76,7 @@ class Room:
 
     def describe(self) -> str:
         """``21.6 GiB on the graphics card, 57.6 GiB of RAM and 500.0 GiB of disk may be used``."""
-        near = [f"{amount(self.device_bytes)} on {self.device_name}"] if self.on_card else []
+        near = [f"{amount(self.device_bytes)} {self.device_name}"] if self.on_card else []
         far = f"{amount(self.ram_bytes if self.on_card else self.device_bytes)} of RAM"
         return ", ".join([*near, far]) + f" and {amount(self.disk_bytes)} of disk may be used"
 

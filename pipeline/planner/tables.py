@@ -48,7 +48,7 @@ class SizeRow:
     bits_alone_bytes: int
     weights_bytes: int
     cache_bytes: int
-    fits_gb: dict[int, bool]
+    fits: dict[int, bool]
 
 
 def cache_table(shape: ModelShape, dtype: str, contexts: Sequence[int] = CONTEXTS) -> list[CacheRow]:
@@ -81,7 +81,7 @@ def sizes_table(models: Iterable[tuple[str, ModelShape]], dtype: str = "float16"
     for name, shape in models:
         weights, cache = shape.weights_bytes("nf4", dtype), shape.kv_bytes(min(context_tokens, shape.context_tokens), dtype)
         needed = weights + cache + RESERVE_BYTES
-        fits = {size: needed <= size * 10**9 for size in CARD_GIB}
+        fits = {size: needed <= size * 2**30 for size in CARD_GIB}  # a card sold as 24 GB has 24 GiB
         rows.append(SizeRow(name, shape.parameters, shape.bits_alone_bytes(4), weights, cache, fits))
     return rows
 
@@ -110,7 +110,7 @@ def common_sizes() -> list[tuple[str, ModelShape]]:
     return found
 
 
-def render(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], width: int = 120) -> str:
+def render(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], width: int = 160) -> str:
     """A table as plain text; the first column is left-aligned, numbers are right-aligned."""
     from io import StringIO
 
@@ -145,7 +145,7 @@ def render_attention(free_bytes: int, rows: Sequence[FitRow]) -> str:
 
 def render_sizes(rows: Sequence[SizeRow], context_tokens: int = 4096) -> str:
     """The table of model sizes as text."""
-    header = ["model", "parameters", "4 bits alone", "nf4 in memory", "cache", *(f"{size} GB" for size in CARD_GIB)]
+    header = ["model", "parameters", "4 bits alone", "nf4 in memory", "cache", *(f"{size}GB" for size in CARD_GIB)]
     body = [
         [
             row.name,
@@ -153,7 +153,7 @@ def render_sizes(rows: Sequence[SizeRow], context_tokens: int = 4096) -> str:
             amount(row.bits_alone_bytes),
             amount(row.weights_bytes),
             amount(row.cache_bytes),
-            *("fits" if row.fits_gb[size] else "-" for size in CARD_GIB),
+            *("fits" if row.fits[size] else "-" for size in CARD_GIB),
         ]
         for row in rows
     ]
