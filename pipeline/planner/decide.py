@@ -10,15 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from pipeline.planner.advice import next_steps, warnings_about
 from pipeline.planner.describing import amount, duration
 from pipeline.planner.hardware import Hardware
-from pipeline.planner.rooms import Need, Room, rooms
+from pipeline.planner.rooms import Need, Room, Wish, rooms
 from pipeline.planner.shape import ModelShape
 from pipeline.planner.throughput import (
     Duration,
     Speed,
     Step,
-    Workload,
     cache_write_bytes,
     decode_step,
     load_seconds,
@@ -29,9 +29,7 @@ from pipeline.planner.throughput import (
 
 Verdict = Literal["resident", "cache offloaded", "split", "does not fit"]
 Place = Literal["device", "ram", "disk"]
-_ROWS_ON_CARD, _ROWS_ON_CPU = 64, 32
-_SHORTEST_USEFUL_TOKENS = 512
-_LESS: dict[str, tuple[str, ...]] = {"none": ("int8", "nf4"), "int8": ("nf4",), "nf4": ()}
+__all__ = ["Forecast", "Wish", "decide", "describe"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,32 +65,17 @@ class Forecast:
         return self.verdict != "does not fit"
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
-    """What is asked for. ``rows`` None: as many as fit. ``tasks`` ask about the same documents."""
-
-    quantization: str
-    dtype: str
-    context_tokens: int
-    rows: int | None = None
-    chunk_tokens: int = 1024
-    tasks: int = 1
-    work: Workload | None = None
-    store_quota_bytes: int = 0
-    deadline_seconds: float | None = None
-
-
 def decide(shape: ModelShape, hardware: Hardware, wish: Wish) -> Forecast:
     """Where everything goes on this machine. Never raises for what does not fit: the verdict says it."""
     need = Need.of(shape, wish.quantization, wish.dtype, wish.context_tokens, wish.chunk_tokens)
     have = rooms(hardware)
     reasons = [_about(shape, need, wish, have)]
     verdict, weights, cache_place = _place(need, have, wish.quantization, reasons)
-    typical = _typical_tokens(wish)
+    typical = wish.typical_tokens
     rows = _rows(shape, need, have, wish, weights, cache_place) if verdict != "does not fit" else 0
     cache = max(need.row_bytes, shape.kv_bytes(typical, wish.dtype, rows)) if rows else 0
-    steps = _next_steps(shape, need, have, wish, verdict, rows)
-    warnings = _warnings(shape, need, wish, verdict, have)
+    steps = next_steps(shape, need, have, wish, verdict, rows)
+    warnings = warnings_about(shape, need, wish, verdict, have)
     speed = Speed(hardware.rates)
     timing = _Timing.of(shape, have, speed, wish, weights, cache_place, rows) if rows else _Timing()
     reasons += _rows_and_time(rows, timing, wish, have)
@@ -178,21 +161,14 @@ def _split(need: Need, have: Room, reasons: list[str]) -> tuple[Verdict, dict[Pl
 
 def _rows(shape: ModelShape, need: Need, have: Room, wish: Wish, weights: dict[Place, int], cache_place: Place) -> int:
     """Rows that decode together: from the room left where the cache is."""
-    most = wish.rows or (_ROWS_ON_CARD if have.on_card else _ROWS_ON_CPU)
+    most = wish.rows or have.most_rows
     left = {
         "device": have.device_bytes - weights["device"] - need.activation_bytes,
         "ram": have.ram_bytes - weights["ram"],
         "disk": have.disk_bytes - weights["disk"],
     }[cache_place]
-    row = shape.kv_bytes(_typical_tokens(wish), wish.dtype)
+    row = shape.kv_bytes(wish.typical_tokens, wish.dtype)
     return max(1, min(most, left // row if row else most))
-
-
-def _typical_tokens(wish: Wish) -> int:
-    """Length of a row: of a mean document with what is asked and answered, or the whole context where no documents are known."""
-    if wish.work is None or not wish.work.lengths:
-        return wish.context_tokens
-    return min(wish.context_tokens, int(wish.work.mean_tokens) + wish.work.instruction_tokens + wish.work.output_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +188,7 @@ class _Timing:
         if speed.rates.memory_bytes_per_second is None or speed.rates.matmul_per_second is None:
             return cls()
         far = weights["ram"] + weights["disk"]
-        tokens = _typical_tokens(wish)
+        tokens = wish.typical_tokens
         moved = far + (shape.kv_bytes(tokens, wish.dtype, rows) if cache_place != "device" else 0)
         disk = bool(weights["disk"]) or cache_place == "disk"
         link = have.link_bytes_per_second(speed.rates, disk)
@@ -239,7 +215,7 @@ class _Timing:
 def _rows_and_time(rows: int, timing: _Timing, wish: Wish, have: Room) -> list[str]:
     if not rows:
         return []
-    found = [f"{rows} row{'' if rows == 1 else 's'} of {_typical_tokens(wish):,} tokens decode together in the room that is left"]
+    found = [f"{rows} row{'' if rows == 1 else 's'} of {wish.typical_tokens:,} tokens decode together in the room that is left"]
     step = timing.step
     if step is not None and step.transfer_seconds:
         hides = "computing hides the transfer" if step.hidden else "computing does not hide it"
@@ -289,58 +265,6 @@ def _store(
         f"reading it beats computing it beyond {crossover:,} tokens"
     )
     return "document_first", True, size
-
-
-def _next_steps(shape: ModelShape, need: Need, have: Room, wish: Wish, verdict: Verdict, rows: int) -> list[str]:
-    """What would have to change for the next better step, the cheapest first."""
-    if verdict == "resident":
-        most = wish.rows or (_ROWS_ON_CARD if have.on_card else _ROWS_ON_CPU)
-        if rows >= most:
-            return []
-        more = shape.kv_bytes(_typical_tokens(wish), wish.dtype, rows)
-        return [f"{amount(more / have.usable_share)} more {have.memory_name} would let {2 * rows} rows decode together instead of {rows}"]
-    found = []
-    left = have.device_bytes - need.weights_bytes - need.activation_bytes
-    if left > 0:
-        shorter = shape.tokens_in(left, wish.dtype)
-        if shorter >= _SHORTEST_USEFUL_TOKENS or shorter < 0:
-            context = wish.context_tokens if shorter < 0 else shorter // 128 * 128
-            found.append(f"with model.context_tokens {context:,} everything fits {have.device_name}; longer documents are split")
-    if left > 0:
-        found.append(f"a cache in 8 bits would take {amount(need.row_bytes / 2)}; this version keeps it in {wish.dtype}")
-    for less in _LESS[wish.quantization]:
-        smaller = shape.weights_bytes(less, wish.dtype)
-        if smaller + need.row_bytes + need.activation_bytes <= have.device_bytes:
-            found.append(f"with model.quantization {less} the weights take {amount(smaller)} and everything fits {have.device_name}")
-            break
-    if verdict == "does not fit" and wish.quantization != "none":
-        found.append("with model.quantization none the weights may be split over card, RAM and disk, which works but is slow")
-    short = need.together_bytes - have.device_bytes
-    found.append(f"{amount(short / have.usable_share)} more {have.memory_name} would hold everything")
-    return found
-
-
-def _warnings(shape: ModelShape, need: Need, wish: Wish, verdict: Verdict, have: Room) -> list[str]:
-    found: list[str] = []
-    experts = sum(weight.parameters for weight in shape.weights if weight.module == "experts")
-    if wish.quantization != "none" and experts * 2 > shape.parameters:
-        found.append(
-            f"{experts / shape.parameters:.0%} of the parameters are experts, which bitsandbytes does not shrink: "
-            f"{wish.quantization} saves only {1 - need.weights_bytes / shape.weights_bytes('none', wish.dtype):.0%}; take a dense model, or one published in 4 bits"
-        )
-    elif wish.quantization != "none" and not any(weight.shrinks for weight in shape.weights):
-        found.append(f"bitsandbytes shrinks nothing of this family: {wish.quantization} saves no memory")
-    if shape.attention() == "MHA" and verdict == "cache offloaded" and shape.query_heads >= 16:
-        grouped = shape.with_kv_heads(8).kv_bytes(wish.context_tokens, wish.dtype)
-        found.append(
-            f"it is the cache that does not fit, and this model keeps keys and values for all {shape.query_heads} heads (MHA); a GQA model "
-            f"of this size with 8 KV heads would need {amount(grouped)} instead of {amount(need.row_bytes)}"
-        )
-    if verdict == "cache offloaded" and (not have.on_card or need.row_bytes > have.ram_bytes):
-        found.append("this version does not keep a running cache on the disk yet: a run with this context is refused")
-    if have.on_card and shape.assumed and shape.family:
-        found.append(f"the family {shape.family} is not known to the planner: all of this is reckoned as for a Llama")
-    return found
 
 
 def describe(forecast: Forecast) -> Sequence[str]:

@@ -7,10 +7,34 @@ from dataclasses import dataclass
 from pipeline.planner.describing import amount
 from pipeline.planner.hardware import Hardware, Rates
 from pipeline.planner.shape import ModelShape
-from pipeline.planner.throughput import dequantized_bytes
+from pipeline.planner.throughput import Workload, dequantized_bytes
 
 # Share of the free memory that may be used; the rest is for the driver, the allocator's gaps and other programs.
 USABLE_SHARE = 0.9
+# Rows beyond these gain little (as in planner/plan.py).
+_ROWS_ON_CARD, _ROWS_ON_CPU = 64, 32
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is asked for. ``rows`` None: as many as fit. ``tasks`` ask about the same documents."""
+
+    quantization: str
+    dtype: str
+    context_tokens: int
+    rows: int | None = None
+    chunk_tokens: int = 1024
+    tasks: int = 1
+    work: Workload | None = None
+    store_quota_bytes: int = 0
+    deadline_seconds: float | None = None
+
+    @property
+    def typical_tokens(self) -> int:
+    """Length of a row: of a mean document with what is asked and answered, or the whole context where no documents are known."""
+        if self.work is None or not self.work.lengths:
+            return self.context_tokens
+        return min(self.context_tokens, int(self.work.mean_tokens) + self.work.instruction_tokens + self.work.output_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +64,6 @@ class Need:
         """Everything for one row."""
         return self.weights_bytes + self.row_bytes + self.activation_bytes
 
-    def cache_bytes(self, rows: int) -> int:
-        """Of ``rows`` rows."""
-        return self.row_bytes * rows
-
 
 @dataclass(frozen=True, slots=True)
 class Room:
@@ -56,6 +76,11 @@ class Room:
     disk_bytes: int
     link: str
     usable_share: float = USABLE_SHARE
+
+    @property
+    def most_rows(self) -> int:
+        """Rows worth decoding together."""
+        return _ROWS_ON_CARD if self.on_card else _ROWS_ON_CPU
 
     @property
     def device_name(self) -> str:

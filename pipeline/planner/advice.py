@@ -1,0 +1,63 @@
+"""What to do about it: the changes that lead to the next better step, and what the user should know before the night."""
+
+from __future__ import annotations
+
+from pipeline.planner.describing import amount
+from pipeline.planner.rooms import Need, Room, Wish
+from pipeline.planner.shape import ModelShape
+
+_SHORTEST_USEFUL_TOKENS = 512
+_LESS: dict[str, tuple[str, ...]] = {"none": ("int8", "nf4"), "int8": ("nf4",), "nf4": ()}
+
+
+def next_steps(shape: ModelShape, need: Need, have: Room, wish: Wish, verdict: str, rows: int) -> list[str]:
+    """What would have to change for the next better step, the cheapest first."""
+    if verdict == "resident":
+        most = wish.rows or have.most_rows
+        if rows >= most:
+            return []
+        more = shape.kv_bytes(wish.typical_tokens, wish.dtype, rows)
+        return [f"{amount(more / have.usable_share)} more {have.memory_name} would let {2 * rows} rows decode together instead of {rows}"]
+    found = []
+    left = have.device_bytes - need.weights_bytes - need.activation_bytes
+    if left > 0:
+        shorter = shape.tokens_in(left, wish.dtype)
+        if shorter >= _SHORTEST_USEFUL_TOKENS or shorter < 0:
+            context = wish.context_tokens if shorter < 0 else shorter // 128 * 128
+            found.append(f"with model.context_tokens {context:,} everything fits {have.device_name}; longer documents are split")
+    if left > 0:
+        found.append(f"a cache in 8 bits would take {amount(need.row_bytes / 2)}; this version keeps it in {wish.dtype}")
+    for less in _LESS[wish.quantization]:
+        smaller = shape.weights_bytes(less, wish.dtype)
+        if smaller + need.row_bytes + need.activation_bytes <= have.device_bytes:
+            found.append(f"with model.quantization {less} the weights take {amount(smaller)} and everything fits {have.device_name}")
+            break
+    if verdict == "does not fit" and wish.quantization != "none":
+        found.append("with model.quantization none the weights may be split over card, RAM and disk, which works but is slow")
+    short = need.together_bytes - have.device_bytes
+    found.append(f"{amount(short / have.usable_share)} more {have.memory_name} would hold everything")
+    return found
+
+
+def warnings_about(shape: ModelShape, need: Need, wish: Wish, verdict: str, have: Room) -> list[str]:
+    found: list[str] = []
+    experts = sum(weight.parameters for weight in shape.weights if weight.module == "experts")
+    if wish.quantization != "none" and experts * 2 > shape.parameters:
+        found.append(
+            f"{experts / shape.parameters:.0%} of the parameters are experts, which bitsandbytes does not shrink: "
+            f"{wish.quantization} saves only {1 - need.weights_bytes / shape.weights_bytes('none', wish.dtype):.0%}; "
+            "take a dense model, or one published in 4 bits"
+        )
+    elif wish.quantization != "none" and not any(weight.shrinks for weight in shape.weights):
+        found.append(f"bitsandbytes shrinks nothing of this family: {wish.quantization} saves no memory")
+    if shape.attention() == "MHA" and verdict == "cache offloaded" and shape.query_heads >= 16:
+        grouped = shape.with_kv_heads(8).kv_bytes(wish.context_tokens, wish.dtype)
+        found.append(
+            f"it is the cache that does not fit, and this model keeps keys and values for all {shape.query_heads} heads (MHA); a GQA model "
+            f"of this size with 8 KV heads would need {amount(grouped)} instead of {amount(need.row_bytes)}"
+        )
+    if verdict == "cache offloaded" and (not have.on_card or need.row_bytes > have.ram_bytes):
+        found.append("this version does not keep a running cache on the disk yet: a run with this context is refused")
+    if have.on_card and shape.assumed and shape.family:
+        found.append(f"the family {shape.family} is not known to the planner: all of this is reckoned as for a Llama")
+    return found
