@@ -40,6 +40,7 @@ def next_steps(shape: ModelShape, need: Need, have: Room, wish: Wish, verdict: s
 
 
 def warnings_about(shape: ModelShape, need: Need, wish: Wish, verdict: str, have: Room) -> list[str]:
+    """What saves less than hoped, what costs more than it need, what a run will refuse."""
     found: list[str] = []
     experts = sum(weight.parameters for weight in shape.weights if weight.module == "experts")
     if wish.quantization != "none" and experts * 2 > shape.parameters:

@@ -13,7 +13,7 @@ import os
 import platform
 import time
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +60,6 @@ def machine_key(scratch_folder: Path, dtype: str) -> str:
 
 def with_rates(hardware: Hardware, rates: Rates) -> Hardware:
     """The same machine, its speeds known."""
-    from dataclasses import replace
-
     return replace(hardware, rates=rates)
 
 
@@ -148,7 +146,8 @@ def _disk(folder: Path) -> tuple[float | None, float | None]:
     except OSError:
         return None, None
     finally:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def _cold_read_seconds(path: Path) -> float:

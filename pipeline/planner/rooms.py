@@ -31,7 +31,7 @@ class Wish:
 
     @property
     def typical_tokens(self) -> int:
-    """Length of a row: of a mean document with what is asked and answered, or the whole context where no documents are known."""
+        """Length of a row: of a mean document with what is asked and answered, or the whole context where no documents are known."""
         if self.work is None or not self.work.lengths:
             return self.context_tokens
         return min(self.context_tokens, int(self.work.mean_tokens) + self.work.instruction_tokens + self.work.output_tokens)

@@ -18,7 +18,7 @@ _LINEAR = {key: value for key, value in _OWN["qwen3_next"].items() if key.starts
 
 # What differs from ``_BASE``; the same family may stand here under several names.
 SMALL: dict[str, tuple[str, dict[str, Any]]] = {
-    **{name: entry for name, entry in FAMILIES.items()},
+    **FAMILIES,
     "apertus": ("apertus", _GQA),
     "arcee": ("arcee", _GQA),
     "bamba": ("bamba", {**_GQA, **_MAMBA_2, "attn_layer_indices": [1]}),

@@ -79,7 +79,7 @@ def test_unknown_kinds_are_refused_by_name() -> None:
         model_shape({**known, "layer_types": ["quantum_attention"] * 3})
     with pytest.raises(CannotPlan, match="cannot plan this layer kind: linear_attention of model type 'llama'"):
         model_shape({**known, "layer_types": ["linear_attention"] * 3})
-    with pytest.raises(CannotPlan, match="cannot plan this layer kind.*'novel'"):
+    with pytest.raises(CannotPlan, match=r"cannot plan this layer kind.*'novel'"):
         model_shape({**known, "model_type": "novel"})
     with pytest.raises(CannotPlan, match="2 kinds of layers for 3"):
         model_shape({**known, "layer_types": ["full_attention"] * 2})

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from pipeline.planner.described import described
 from pipeline.planner.decide import Wish, decide
+from pipeline.planner.described import described
 from pipeline.planner.shape import model_shape
 from tests.planner.known_models import KNOWN
 
