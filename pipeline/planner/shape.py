@@ -138,23 +138,40 @@ class ModelShape:
 
     # --------------------------------------------------------------------------------------------------------- activations
 
-    def prefill_bytes_per_token(self, dtype: str) -> int:
-        """Bytes of activations one token of a prefill chunk holds at its peak, inside one layer: hidden states and the widened MLP."""
-        return (4 * self.hidden + 3 * self.intermediate) * dtype_bytes(dtype)
-
     def activation_bytes(self, chunk_tokens: int, dtype: str, rows: int = 1, past_tokens: int = 0) -> int:
         """Peak of what a pass over ``chunk_tokens`` tokens (all rows together) computes and drops again.
 
-        The larger of the MLP and of the attention of the widest layer, and, after all layers, float32 logits of each row's last
-        token. Attention that does not keep its scores (SDPA) is taken for granted; its mask is a byte a pair of tokens.
+        Inside one layer: the larger of the MLP (residual, its copy, normed input and sum; gate, up and product; the rotary tables) and
+        of attention (residual, its copy, normed input; queries, their rotated copy, output; new keys and values). Layers with a window
+        join what they keep with the chunk, latent layers unpack it for every head. After all layers: float32 logits of each row's
+        last token. Attention that keeps no scores is taken for granted (SDPA, repeated heads not counted); its mask is a byte a pair.
         """
+        numbers = max(
+            chunk_tokens * self._mlp_numbers(), *(self._attention_numbers(layer, chunk_tokens, rows, past_tokens) for layer in self.kinds)
+        )
         per_row = -(-chunk_tokens // max(rows, 1))
+        mask = rows * per_row * (per_row + past_tokens) if any(layer.numbers_per_token for layer in self.kinds) else 0
+        return numbers * dtype_bytes(dtype) + mask + rows * self.vocabulary * 4
+
+    def _mlp_numbers(self) -> int:
+        """Numbers a token. Of experts, all that the token uses at once, each with its own output. A joined projection outlives its halves."""
+        mixtures = [weight for weight in self.weights if weight.experts > 1]
+        joined = any(weight.module == "mlp" and weight.rows == 2 * self.intermediate for weight in self.weights)
+        wide = (4 if joined else 3) * self.intermediate
+        if mixtures:
+            wide = max(
+                wide, mixtures[0].active * (3 * max(weight.columns for weight in mixtures if weight.columns != self.hidden) + self.hidden)
+            )
+        return 4 * self.hidden + wide + 2 * self.head_dim
+
+    def _attention_numbers(self, layer: Layer, chunk_tokens: int, rows: int, past_tokens: int) -> int:
         query = self.query_heads * self.head_dim
-        kept = max((layer.numbers_per_token for layer in self.kinds), default=0)
-        attention = chunk_tokens * (3 * self.hidden + 3 * query + kept) + rows * past_tokens * kept
-        mlp = chunk_tokens * (3 * self.hidden + 3 * self.intermediate)
-        mask = rows * per_row * (per_row + past_tokens)
-        return max(attention, mlp) * dtype_bytes(dtype) + mask + rows * self.vocabulary * 4
+        found = chunk_tokens * (3 * self.hidden + 3 * query + layer.numbers_per_token)
+        if layer.kind == "latent":
+            return found + 3 * query * (chunk_tokens + rows * past_tokens)
+        if layer.window is not None:
+            return found + (chunk_tokens + rows * layer.kept_tokens(past_tokens)) * layer.numbers_per_token
+        return found
 
     # --------------------------------------------------------------------------------------------------------------- names
 

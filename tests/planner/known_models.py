@@ -82,7 +82,7 @@ KNOWN: dict[str, Known] = {
             "text_config": _decoder("gemma3_text", 34, 8, 4, 2560, 10240, 262208, head_dim=256, sliding_window=1024),
             "vision_config": {
                 "model_type": "siglip_vision_model", "hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27,
-                "num_attention_heads": 16, "image_size": 896, "patch_size": 14,
+                "num_attention_heads": 16, "image_size": 896, "patch_size": 14, "vision_use_head": False,
             },
         },
         4_300_079_472, "GQA", 136 * 1024,

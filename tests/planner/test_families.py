@@ -92,7 +92,7 @@ def test_a_rough_reading_says_that_it_is_one() -> None:
 
 
 def test_a_tower_that_is_not_known_is_refused() -> None:
-    with pytest.raises(CannotPlan, match="vision_config of model type 'seeing'"):
+    with pytest.raises(CannotPlan, match="beside its llama decoder"):
         model_shape({"model_type": "seeing", "text_config": small_config("llama (GQA)").to_dict(), "vision_config": {"hidden_size": 8}})
 
 
