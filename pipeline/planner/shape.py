@@ -143,7 +143,7 @@ class ModelShape:
 
         Inside one layer: the larger of the MLP (residual, its copy, normed input and sum; gate, up and product; the rotary tables) and
         of attention (residual, its copy, normed input; queries, their rotated copy, output; new keys and values). Layers with a window
-        join what they keep with the chunk, latent layers unpack it for every head. After all layers: float32 logits of each row's
+        join what they keep with the chunk, latent layers unpack it for every head. Or, after all layers, float32 logits of each row's
         last token. Attention that keeps no scores is taken for granted (SDPA, repeated heads not counted); its mask is a byte a pair.
         """
         numbers = max(
@@ -151,10 +151,11 @@ class ModelShape:
         )
         per_row = -(-chunk_tokens // max(rows, 1))
         mask = rows * per_row * (per_row + past_tokens) if any(layer.numbers_per_token for layer in self.kinds) else 0
-        return numbers * dtype_bytes(dtype) + mask + rows * self.vocabulary * 4
+        after = chunk_tokens * 2 * self.hidden * dtype_bytes(dtype) + rows * self.vocabulary * 4
+        return max(numbers * dtype_bytes(dtype), after) + mask
 
     def _mlp_numbers(self) -> int:
-        """Numbers a token. Of experts, all that the token uses at once, each with its own output. A joined projection outlives its halves."""
+        """Numbers a token. Of experts, all that the token uses at once, each with its own output. Joined gates outlive their halves."""
         mixtures = [weight for weight in self.weights if weight.experts > 1]
         joined = any(weight.module == "mlp" and weight.rows == 2 * self.intermediate for weight in self.weights)
         wide = (4 if joined else 3) * self.intermediate
