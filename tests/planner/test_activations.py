@@ -63,4 +63,5 @@ def test_the_peak_of_a_chunk(family: str, own: dict[str, Any], rows: int) -> Non
         model(ids, attention_mask=torch.ones_like(ids), cache=cache, use_cache=True, logits_to_keep=1)
     measured = held.peak - shape.kv_bytes(tokens, "float32", rows)
     reckoned = shape.activation_bytes(rows * tokens, "float32", rows)
-    assert 0.97 * measured <= reckoned <= 1.12 * measured, (measured, reckoned)
+    # Families without a norm before the MLP (OLMo 2) hold one hidden vector less.
+    assert 0.97 * measured <= reckoned <= 1.15 * measured, (measured, reckoned)
