@@ -94,6 +94,30 @@ def plan(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = Fals
 
 
 @app.command()
+def bench(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    documents: Annotated[int, typer.Option(min=2, help="Documents of the source that take part.")] = 32,
+    slow_documents: Annotated[int, typer.Option(min=1, help="Documents a turn for contestants that go one by one.")] = 4,
+    repetitions: Annotated[int, typer.Option(min=1, help="Turns; what is told is their median.")] = 3,
+    task: Annotated[str | None, typer.Option(help="Task to measure; the first one otherwise.")] = None,
+    to_the_end: Annotated[bool, typer.Option("--to-the-end", help="Every text gets max_output_tokens; end tokens do not end it.")] = False,
+    only: Annotated[list[str] | None, typer.Option(help="Contestant beside ours; may be repeated. All of them otherwise.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare this program with the ways of doing it by hand, on this machine, with the configuration's model and documents."""
+    from pipeline.config import load_config
+
+    settings = load_config(config, overrides or ())  # a wrong one is told before the libraries are imported
+    from pipeline.bench import BenchOptions, table
+    from pipeline.bench import bench as measure
+
+    options = BenchOptions(documents, slow_documents, repetitions, task, to_the_end, tuple(only or ()))
+    result = measure(settings, options, lambda text: print(text, file=sys.stderr))
+    _print(result.to_json() if as_json else None, table(result))
+
+
+@app.command()
 def status(directory: RunPath, as_json: AsJson = False) -> None:
     """Count documents and states; also while a run is going on."""
     with _ledger(directory) as ledger:

@@ -148,7 +148,7 @@ class LabelTask(_Task):
     multi: bool = False
     long_documents: Literal["aggregate", "fail", "truncate"] = "aggregate"
     abstain_below: float | None = Field(None, ge=0, le=1, description="below this probability the answer is null")
-    score_tolerance: float = Field(0.0, ge=0, lt=0.5, description="how far a probability may be off to save work; 0 is exact")
+    score_tolerance: float = Field(0.001, ge=0, lt=0.5, description="how far a probability may be off to save work; 0 is exact")
 
     @field_validator("labels", mode="before")
     @classmethod
@@ -210,6 +210,11 @@ class GenerationConfig(_Section):
 class EngineConfig(_Section):
     """Speed and memory; nothing here changes an answer, so nothing here is part of a task's identity."""
 
+    decoder: Literal["auto", "overnight", "transformers", "continuous"] = Field(
+        "auto",
+        description="who decodes: overnight (packed passes), transformers (generate on static batches), continuous (its generate_batch); "
+        "auto: what was measured fastest on this device, else overnight",
+    )
     batch_rows: int | None = Field(None, ge=1, description="rows a batch; null: from memory")
     batch_tokens: int | None = Field(None, ge=128, description="rows x longest row of a batch; null: from memory")
     prefill_chunk_tokens: int | None = Field(None, ge=16)

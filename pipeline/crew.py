@@ -1,9 +1,9 @@
-"""The one worker on duty: started when first needed, started again after a death, never two at a time."""
+"""The one worker on duty: started ahead of time or when first needed, started again after a death, never two at a time."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, Self
 
 from pipeline.config import Config
 from pipeline.errors import OvernightError, WorkerDied
@@ -15,52 +15,80 @@ _LOAD_TRIES = 2
 
 
 class Crew:
-    """Gives out a worker with its model loaded.
+    """Gives out a worker with its model loaded. A context manager: no worker outlives it.
 
-    ``say`` hears progress messages, ``loaded`` the facts of each load; ``check`` may raise to give up.
+    ``say`` hears progress messages, ``loaded`` the facts of each load.
     """
 
     def __init__(
-        self, config: Config, plan: Plan, directory: RunDirectory, say: Callable[[str], None], loaded: Callable[[Mapping[str, Any]], None],
-        check: Callable[[], None],
+        self, config: Config, directory: RunDirectory, say: Callable[[str], None], loaded: Callable[[Mapping[str, Any]], None]
     ) -> None:  # fmt: skip
         self._config = config
-        self._plan = plan
         self._directory = directory
         self._say = say
-        self._loaded = loaded
-        self._check = check
+        self._note_loaded = loaded
         self._worker: WorkerProcess | None = None
+        self._state = "called"  # of the worker, if there is one: called, loading, loaded
+        self._failed_loads = 0
+        self._waited_seconds = self._served_seconds = 0.0
 
-    def worker(self) -> WorkerProcess:
-        """The worker. Raises OvernightError when the model cannot be loaded, or what the worker refused with."""
-        for attempt in range(_LOAD_TRIES):
-            if self._worker is not None:
-                break
-            self._say("loading the model")
-            try:
-                self._worker = WorkerProcess(self._config, self._plan, self._directory.offload, self._directory.path / "worker.log")
-                self._worker.wait_loaded(self._say, self._check)
-            except WorkerDied as death:
-                self.dismiss(at_once=True)
-                if attempt + 1 == _LOAD_TRIES:
-                    raise OvernightError(f"the model could not be loaded: {death} (in {self._directory.path})") from None
-                continue
-            self._loaded(self._worker.facts)
-        assert self._worker is not None
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.dismiss(at_once=True)
+
+    def call(self) -> WorkerProcess:
+        """Start a worker if there is none. It imports its libraries beside us and waits for the plan. Raises WorkerDied."""
+        if self._worker is None:
+            self._worker, self._state = WorkerProcess(self._config, self._directory.path / "worker.log"), "called"
         return self._worker
+
+    def worker(self, plan: Plan, wait_seconds: float) -> WorkerProcess | None:
+        """The worker, or None while it is still loading the model after so long.
+
+        Raises OvernightError when the model cannot be loaded, or what the worker refused with.
+        """
+        if self._worker is not None and self._state == "loaded":
+            return self._worker
+        try:
+            worker = self.call()
+            if self._state == "called":
+                self._say("loading the model")
+                worker.load(plan, self._directory.offload)
+                self._state = "loading"
+            if not worker.loaded(wait_seconds, self._say):
+                return None
+        except WorkerDied as death:
+            self.dismiss(at_once=True)
+            self._failed_loads += 1
+            if self._failed_loads == _LOAD_TRIES:
+                raise OvernightError(f"the model could not be loaded: {death} (in {self._directory.path})") from None
+            return None
+        self._state, self._failed_loads = "loaded", 0
+        self._note_loaded(worker.facts)
+        return worker
 
     @property
     def computing(self) -> Collection[int]:
         """Requests that the worker was computing when last heard of."""
         return () if self._worker is None else self._worker.started
 
+    @property
+    def waiting(self) -> Mapping[str, float]:
+        """How long the models of dismissed workers were there (``seconds``), and how long of it they waited for work; empty without one."""
+        if not self._served_seconds:
+            return {}
+        return {"seconds": round(self._served_seconds, 3), "waited_seconds": round(self._waited_seconds, 3)}
+
     def dismiss(self, *, at_once: bool) -> None:
         """End the worker: at once, with what it is doing, or as soon as it is idle."""
         worker, self._worker = self._worker, None
         if worker is None:
             return
-        if at_once:
+        self._waited_seconds += worker.waited_seconds
+        self._served_seconds += worker.served_seconds
+        if at_once or self._state != "loaded":
             worker.kill()
         else:
             worker.close()

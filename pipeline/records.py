@@ -93,10 +93,14 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Decode:
-    """Ask for text: at most ``max_new_tokens`` tokens, greedy unless ``sampling`` is given."""
+    """Ask for text: at most ``max_new_tokens`` tokens, greedy unless ``sampling`` is given.
+
+    ``loops_end``: a text that repeats itself ends there; off only where a length is to be measured.
+    """
 
     max_new_tokens: int
     sampling: Sampling | None = None
+    loops_end: bool = field(default=True, repr=False)  # out of ``repr``, and so of the identity of recorded steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,11 +215,6 @@ class Plan:
     reasons: tuple[str, ...] = ()
 
 
-def work_key(document_key: str, fields: Mapping[str, FieldValue]) -> str:
-    """Key of one task's work on a document: the document's own, or a digest of it and the fields the task's template reads."""
-    return digest(document_key, json.dumps(dict(fields), sort_keys=True)) if fields else document_key
-
-
 @dataclass(frozen=True, slots=True)
 class TaskJob:
     """A task as the ledger knows it. ``identity`` is everything that can change an answer; ``fingerprint`` its digest.
@@ -234,8 +233,13 @@ class TaskJob:
         return digest(json.dumps(self.identity, sort_keys=True, ensure_ascii=True))
 
     def key(self, document: Document) -> str:
-        """Key of this task's work on ``document``. A field the document lacks counts as null."""
-        return work_key(document.key, {name: document.fields.get(name) for name in self.fields})
+        """Key of this task's work on ``document``."""
+        return self.key_of(document.key, document.fields)
+
+    def key_of(self, document_key: str, fields: Mapping[str, FieldValue]) -> str:
+        """The same from its parts: the document's own key, or a digest of it and the fields the task reads; one it lacks counts as null."""
+        read = {name: fields.get(name) for name in self.fields}
+        return digest(document_key, json.dumps(read, sort_keys=True)) if read else document_key
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,8 @@
 
 The story of a document: it is read and entered in the ledger; its attempt is marked; its task asks questions, which the worker
 answers in batches; what the task makes of them is recorded, and only then counts. Whatever ends this process, the same
-command goes on from what is recorded.
+command goes on from what is recorded. The worker is a process of its own and always has more questions than it can compute at once,
+so reading, tokenizing and commits happen beside the model.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pipeline.crew import Crew
 from pipeline.errors import EXIT_DONE, EXIT_SOME_FAILED, EXIT_STOPPED, OvernightError, StoppedEarly, WorkerDied
 from pipeline.flight import Flight, WorkId
 from pipeline.intake import BLOCK_DOCUMENTS, Intake, blocks, first_documents, read_in
+from pipeline.journal import Journal
 from pipeline.pace import Pace
 from pipeline.preparation import Preparation, meant_by_auto, prepare, resolve
 from pipeline.records import Document, Failure, Outcome, Progress, Reject
@@ -44,7 +46,13 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _POLL_SECONDS = 0.2
 # Works under way for each row of a batch: enough to sort by length, few enough to hold their texts in memory.
 _WORKS_PER_ROW = 4
+# Works begun together, for each row: their attempts are marked in one commit.
+_BEGUN_PER_ROW = 2
+# Questions of one document out at a time, for each row of a batch: while one batch is computed, the next one is there.
+_ASKED_PER_ROW = 2
 _WINDOW_CHARACTERS = 64_000_000
+# As much is tokenized before the worker is looked after again: about half a second's worth, or one document that is larger.
+_GROUP_CHARACTERS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +105,23 @@ class Night:
         self._request_ids = itertools.count(1)  # for the whole run: a late reply must never be taken for another question's
         self._deaths_of_nobody = 0
         self._intake = Intake()
+        self._crew = Crew(config, directory, self._say_loading, self._note_loaded)
         self._total = self._done = self._failed = 0
 
     def through(self, limit: int | None, fork: bool, kinds: Collection[str] | None) -> RunResult:
-        """Read, work, report; whatever happens, the ledger says how the run ended."""
-        self._prepared = self._prepare(kinds)
+        """Decide, read, work, report; whatever happens, no worker is left."""
+        with self._crew:
+            if self._ledger.expects_work():
+                self._crew.call()
+            self._prepared = self._prepare(kinds)
+            return self._accepted(limit, fork)
+
+    def _accepted(self, limit: int | None, fork: bool) -> RunResult:
+        """The run itself; whatever happens, the ledger says how it ended."""
         self._ledger.accept_tasks([task.job for task in self._prepared.tasks], fork=fork)
         self._keep_resolved()
         self._run = self._ledger.begin_run(self._facts())
-        self._crew = Crew(self._config, self._prepared.plan, self._directory, self._say_loading, self._note_loaded, self._stop.check)
+        self._journal = Journal(self._ledger, self._run)
         exit_code, reason = 1, "fault"
         try:
             self._read(limit)
@@ -132,6 +148,8 @@ class Night:
         """
         try:
             self._ledger.drop(self._run, list(self._under_way), "interrupted", reason)
+            if self._crew.waiting:
+                self._ledger.annotate_run(self._run, waiting=self._crew.waiting)
             self._ledger.end_run(self._run, exit_code, reason)
             self._tell(Progress("reporting"))
             write_report(self._ledger, self._directory.path)
@@ -197,35 +215,41 @@ class Night:
     def _through(self, works: Iterator[Pending | None]) -> None:
         """See all of ``works`` landed. When the worker dies, those it was computing come under suspicion, the others go on."""
         while True:
-            flight = Flight(self._prepared.plan.max_batch_rows, self._pace, self._request_ids)
+            flight = Flight(self._prepared.plan.max_batch_rows * _ASKED_PER_ROW, self._pace, self._request_ids)
             try:
                 self._stream(works, flight)
                 return
+            except StoppedEarly:
+                self._record(flight, at_once=True)
+                raise
             except WorkerDied as death:
+                self._record(flight, at_once=True)
                 works = itertools.chain(self._after_death(flight, death), works)
 
     def _stream(self, works: Iterator[Pending | None], flight: Flight) -> None:
-        """The main loop: keep the worker supplied, record what lands."""
-        rows = self._prepared.plan.max_batch_rows
-        exhausted = False
-        while True:
+        """The main loop: keep the worker supplied, record what lands. Questions go out before anything waits for the disk.
+
+        While there is room in the window nothing waits for the worker, be it for its answers or for its model to be loaded.
+        """
+        plan = self._prepared.plan
+        exhausted = hungry = False
+        while len(flight) or not exhausted:
             self._stop.check()
-            if not exhausted and flight.steps_open < rows * _WORKS_PER_ROW and self._characters() < _WINDOW_CHARACTERS:
-                group, exhausted = _next_group(works, rows)
+            worker = self._crew.worker(plan, 0 if hungry or not len(flight) else _POLL_SECONDS)
+            if worker is not None:
+                worker.admit(flight.requests())
+            hungry = not exhausted and flight.steps_open < plan.max_batch_rows * _WORKS_PER_ROW and self._characters() < _WINDOW_CHARACTERS
+            if hungry:
+                group, exhausted = _next_group(works, plan.max_batch_rows * _BEGUN_PER_ROW)
                 self._begin(group, flight)
             self._record(flight)
-            if not len(flight):
-                if exhausted:
-                    return
-                continue
-            worker = self._crew.worker()
-            worker.admit(flight.requests())
-            finished = worker.collect(_POLL_SECONDS)
-            replies = flight.receive(finished)
-            self._ledger.record_replies([(reply.work, reply.step, reply.generation) for reply in replies])
-            worker.release(flight.cancelled())
-            if finished:
-                self._show_pace()
+            if worker is not None and len(flight):
+                finished = worker.collect(0 if hungry else _POLL_SECONDS)
+                self._journal.add((), flight.receive(finished))
+                worker.release(flight.cancelled())
+                if finished:
+                    self._show_pace()
+        self._record(flight, at_once=True)
 
     def _begin(self, group: Sequence[Pending], flight: Flight) -> None:
         """Mark the attempts, durably, then start the documents; what an earlier attempt was answered is not asked again."""
@@ -237,17 +261,16 @@ class Night:
             recorded = self._ledger.replies(*work.id) if work.attempts else {}
             flight.begin(work.task, work.document, work.attempts + 1, recorded)
 
-    def _record(self, flight: Flight) -> None:
-        """One transaction for all documents that landed: from here on they are done."""
-        outcomes = flight.landed()
-        if not outcomes:
-            return
-        self._ledger.finish(self._run, outcomes)
-        for outcome in outcomes:
+    def _record(self, flight: Flight, *, at_once: bool = False) -> None:
+        """Documents that landed are done once they are committed, a second's worth in one transaction."""
+        self._journal.add(flight.landed(), ())
+        recorded = self._journal.commit(at_once=at_once)
+        for outcome in recorded:
             del self._under_way[outcome.task, outcome.key]
             self._failed += outcome.state != "done"
-        self._done += len(outcomes)
-        self._show_pace()
+        self._done += len(recorded)
+        if recorded:
+            self._show_pace()
 
     def _characters(self) -> int:
         return sum(len(work.document.text) for work in self._under_way.values())
@@ -318,12 +341,16 @@ class Night:
 
 
 def _next_group(works: Iterator[Pending | None], size: int) -> tuple[list[Pending], bool]:
-    """At most ``size`` works, ending early after a block of the source, and whether that was all: reading never keeps the model waiting."""
+    """At most ``size`` works, and whether that was all. Ends early after much text, and after each block of the source: neither
+    tokenizing nor reading on and on keeps the model waiting.
+    """
     group: list[Pending] = []
+    characters = 0
     for work in works:
         if work is None:
             return group, False
         group.append(work)
-        if len(group) == size:
+        characters += len(work.document.text)
+        if len(group) == size or characters >= _GROUP_CHARACTERS:
             return group, False
     return group, True

@@ -25,10 +25,14 @@ _GRACE_SECONDS = 5
 
 
 class WorkerProcess:
-    """A worker in a process of its own session, so that neither Ctrl-C nor a crash of the model reaches the runner."""
+    """A worker in a process of its own session, so that neither Ctrl-C nor a crash of the model reaches the runner.
 
-    def __init__(self, config: Config, plan: Plan, offload_folder: Path, log: Path) -> None:
+    Of ``served_seconds`` since its model was loaded it has spent ``waited_seconds`` waiting for requests, as of its last replies.
+    """
+
+    def __init__(self, config: Config, log: Path) -> None:
         self.facts: Mapping[str, Any] = {}
+        self.waited_seconds = self.served_seconds = 0.0
         self._stall_seconds = config.engine.stall_seconds
         self._started: set[int] = set()
         self._owed: set[int] = set()
@@ -37,11 +41,10 @@ class WorkerProcess:
         with log.open("ab") as stderr:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "pipeline.worker"],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True, env=_environment(plan),
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True, env=_environment(config),
             )  # fmt: skip
         threading.Thread(target=self._read, daemon=True).start()
-        order = {"config": config.model_dump(mode="json"), "plan": pack_plan(plan), "offload_folder": str(offload_folder)}
-        self._send(order)
+        self._send({"config": config.model_dump(mode="json")})
 
     def __enter__(self) -> Self:
         return self
@@ -59,24 +62,26 @@ class WorkerProcess:
         """Requests that the worker said it was computing and has not answered."""
         return self._started
 
-    def wait_loaded(self, say: Callable[[str], None], check: Callable[[], None]) -> None:
-        """Wait until the model is loaded; ``check`` is called often and may raise. Raises WorkerDied, or what the worker refused with."""
-        while True:
-            check()
-            message = self._next(0.2)
-            if message is None:
-                self._kill_if_silent()
-                continue
-            self._last_sign = time.monotonic()
-            if "says" in message:
-                say(message["says"])
-            if "refused" in message:
-                name, text = message["refused"]
-                kind = getattr(errors, name, OvernightError)
-                raise kind(text)
-            if "loaded" in message:
-                self.facts = message["loaded"]
-                return
+    def load(self, plan: Plan, offload_folder: Path) -> None:
+        """Have it load the model. Raises WorkerDied."""
+        self._last_sign = time.monotonic()  # until now it had nothing to say
+        self._send({"plan": pack_plan(plan), "offload_folder": str(offload_folder)})
+
+    def loaded(self, timeout_seconds: float, say: Callable[[str], None]) -> bool:
+        """Whether the model is loaded, after at most so long; ``say`` hears what happens. Raises WorkerDied, or what it refused with."""
+        message = self._next(timeout_seconds)
+        if message is None:
+            self._kill_if_silent()
+            return False
+        self._last_sign = time.monotonic()
+        if "says" in message:
+            say(message["says"])
+        if "refused" in message:
+            name, text = message["refused"]
+            kind = getattr(errors, name, OvernightError)
+            raise kind(text)
+        self.facts = message.get("loaded", {})
+        return "loaded" in message
 
     def admit(self, requests: Sequence[Request]) -> None:
         """Hand over requests. Raises WorkerDied."""
@@ -105,6 +110,7 @@ class WorkerProcess:
             self._last_sign = time.monotonic()
             self._started.update(message.get("started", ()))
             finished += [unpack_generation(packed) for packed in message.get("replies", ())]
+            self.waited_seconds, self.served_seconds = message.get("waiting", (self.waited_seconds, self.served_seconds))
             try:
                 message = self._next(0)
             except WorkerDied:
@@ -171,14 +177,14 @@ class WorkerProcess:
         return f"the worker was ended by {name}{hint}"
 
 
-def _environment(plan: Plan) -> dict[str, str]:
+def _environment(config: Config) -> dict[str, str]:
     # With -P the worker never imports from the folder it is started in; where this program itself was found is told instead.
     places = (str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH"))
     return {
         "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin while they wait slow each other down on a shared machine: 1.8 times under load
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, places)),
-        "OMP_NUM_THREADS": str(plan.threads or os.cpu_count() or 1),
+        "OMP_NUM_THREADS": str(config.engine.threads or os.cpu_count() or 1),
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",
     }

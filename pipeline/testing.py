@@ -43,6 +43,8 @@ class ByteTokenizer:
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """See pipeline.prompts.Tokenizer."""
+        if text.isascii():
+            return self.encode(text), list(zip(range(len(text)), range(1, len(text) + 1), strict=True))
         offsets = [(index, index + 1) for index, letter in enumerate(text) for _ in letter.encode("utf-8", "replace")]
         return self.encode(text), offsets
 

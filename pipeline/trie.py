@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 ROOT = -1
+_TRIED_DOCUMENTS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,3 +138,38 @@ class Search:
         total = math.fsum(math.exp(value) for value in self._complete.values())
         most, open_mass = math.exp(-self._frontier[0][0]), self._open_mass()
         return total > 0 and most < best and open_mass / (total + open_mass) <= self._tolerance
+
+
+def nodes_needed(trie: LabelTrie, predicted: Mapping[int, Mapping[int, float]], tolerance: float) -> int:
+    """How many nodes a search would have computed, given what all of them (and ROOT) predict: token → log-probability."""
+    search = Search(trie, tolerance)
+    search.learn(ROOT, predicted[ROOT])
+    needed = 0
+    while wanted := search.wanted():
+        needed += len(wanted)
+        for node in wanted:
+            search.learn(node, predicted[node])
+    return needed
+
+
+class SearchWorth:
+    """Whether searching a tree pays, or all of it had better ride along with the prompt: found on the first few documents.
+
+    A model that is sure of itself leaves most of a tree uncomputed; one that spreads its probability needs nearly all of it, and then many
+    small passes cost more than a large one.
+    """
+
+    def __init__(self, trie: LabelTrie, tolerance: float) -> None:
+        self._trie = trie
+        self._tolerance = tolerance
+        self._needed: list[int] = []
+
+    @property
+    def pays(self) -> bool:
+        """True once the first documents have shown that less than a third of the tree is needed; each node comes with its ancestors."""
+        return len(self._needed) >= _TRIED_DOCUMENTS and sum(self._needed) * 3 < len(self._trie.nodes) * len(self._needed)
+
+    def learn(self, predicted: Mapping[int, Mapping[int, float]]) -> None:
+        """Take in a document whose tree was computed as a whole."""
+        if len(self._needed) < _TRIED_DOCUMENTS:
+            self._needed.append(nodes_needed(self._trie, predicted, self._tolerance))

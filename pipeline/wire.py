@@ -40,7 +40,7 @@ def pack_request(request: Request) -> dict[str, Any]:
         return {**packed, "continuations": ask.continuations, "tolerance": ask.tolerance}
     sampling = ask.sampling
     chosen = None if sampling is None else [sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed]
-    return {**packed, "max_new_tokens": ask.max_new_tokens, "sampling": chosen}
+    return {**packed, "max_new_tokens": ask.max_new_tokens, "sampling": chosen, "loops_end": ask.loops_end}
 
 
 def unpack_request(packed: dict[str, Any]) -> Request:
@@ -50,7 +50,7 @@ def unpack_request(packed: dict[str, Any]) -> Request:
         ask = Score(tuple(tuple(sequence) for sequence in packed["continuations"]), packed["tolerance"])
     else:
         sampling = packed["sampling"]
-        ask = Decode(packed["max_new_tokens"], None if sampling is None else Sampling(*sampling))
+        ask = Decode(packed["max_new_tokens"], None if sampling is None else Sampling(*sampling), packed["loops_end"])
     return Request(packed["request_id"], tuple(packed["ids"]), ask, packed["prefix_tokens"])
 
 

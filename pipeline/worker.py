@@ -1,7 +1,9 @@
 """The process that holds the model: reads requests from standard input, works them off, writes what finished to standard output.
 
-Started by ``pipeline.supervisor``; it ends when its input ends, so it never outlives the runner. Only messages go to the
-pipe: whatever libraries print is sent to standard error, which the runner keeps in a log.
+Its first message is the configuration: it imports its libraries and reads the tokenizer while the runner makes the plan, which is
+the second message and makes it load the weights. Requests follow. Started by ``pipeline.supervisor``; it ends when its input ends,
+so it never outlives the runner. Only messages go to the pipe: whatever libraries print is sent to standard error, which the runner
+keeps in a log.
 """
 
 from __future__ import annotations
@@ -53,11 +55,12 @@ def main() -> None:
     outbox = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     inbox = _listen(sys.stdin.buffer)
-    order = inbox.get()
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     say: Callable[[str], None] = lambda text: write_message(outbox, {"says": text})  # noqa: E731  # one line, used twice
     try:
-        backend = open_backend(parse_config(order["config"]))
+        backend = open_backend(parse_config(inbox.get()["config"]))
+        backend.tokenizer()
+        order = inbox.get()
         engine, facts = backend.open_engine(_plan(order["plan"]), Path(order["offload_folder"]), say)
     except OvernightError as error:
         write_message(outbox, {"refused": [type(error).__name__, str(error)]})
@@ -68,14 +71,19 @@ def main() -> None:
 
 
 def _serve(engine: Engine, inbox: queue.Queue[dict[str, Any]], outbox: BinaryIO) -> None:
+    """Work off what comes. Each message of replies tells how long the model has waited for requests since it was loaded."""
+    loaded, waited_seconds = time.monotonic(), 0.0
     while True:
         while engine.idle or not inbox.empty():
+            since = time.monotonic()
             message = inbox.get()
+            waited_seconds += time.monotonic() - since
             engine.admit([unpack_request(packed) for packed in message.get("admit", ())])
             engine.release(message.get("release", ()))
         finished = engine.step()
         if finished:
-            write_message(outbox, {"replies": [pack_generation(generation) for generation in finished]})
+            waiting = [waited_seconds, time.monotonic() - loaded]
+            write_message(outbox, {"replies": [pack_generation(generation) for generation in finished], "waiting": waiting})
 
 
 def _listen(stream: BinaryIO) -> queue.Queue[dict[str, Any]]:

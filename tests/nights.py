@@ -113,6 +113,11 @@ class ANight:
         process.communicate(timeout=60)
         return int(process.returncode)
 
+    def loads(self) -> int:
+        """How often a worker was told to load the model; a worker may be there before, importing its libraries."""
+        log = self.directory / "overnight.log"
+        return log.read_text(encoding="utf-8").count("loading the model") if log.exists() else 0
+
     def export(self) -> list[dict[str, Any]]:
         output = self.folder / "out.jsonl"
         done = self.command("export", str(self.directory), "--output", str(output))

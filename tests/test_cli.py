@@ -234,7 +234,7 @@ def test_a_stopped_run_ends_in_75_and_still_prints_one_object(tmp_path: Path) ->
     night = ANight(tmp_path, documents(5, longest=4), script={"load_seconds": 120})
     process = night.start("run", str(night.config), "--json")
     try:
-        _wait_until((night.directory / "worker.log").exists)
+        _wait_until(lambda: night.loads() > 0)
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=60)
     finally:

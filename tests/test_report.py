@@ -157,6 +157,7 @@ def test_the_slowest_come_first_and_only_ten(ledger: Ledger) -> None:
 def test_plan_and_machine_are_those_of_the_last_run_that_loaded(ledger: Ledger) -> None:
     first = ledger.begin_run({"plan": {"dtype": "float32"}, "versions": {"torch": "1.0"}, "model": {"id": "m"}, "notes": ["said once"]})
     ledger.annotate_run(first, loaded={"device_map": {"": "cpu"}, "weights_bytes": 1234567})
+    ledger.annotate_run(first, waiting={"seconds": 600.0, "waited_seconds": 3.0})
     ledger.end_run(first, 75, "the deadline 07:00 has passed")
     second = ledger.begin_run({"plan": {"dtype": "bfloat16"}, "versions": {"torch": "2.0"}, "model": {"id": "m"}, "notes": []})
     report = build_report(ledger)
@@ -166,6 +167,7 @@ def test_plan_and_machine_are_those_of_the_last_run_that_loaded(ledger: Ledger) 
     text = render_markdown(report)
     assert "**A run is going on, or was cut off without a word.**" in text
     assert "- weights_bytes: 1,234,567" in text
+    assert "The loaded model waited for work 0.5% of 10 min." in text
     assert "- said once" in text
     ledger.end_run(second, 75, "a signal")
     assert "The last run ended early: a signal (exit code 75)." in render_markdown(build_report(ledger))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.records import digest
-from pipeline.trie import ROOT, LabelTrie, Search
+from pipeline.trie import ROOT, LabelTrie, Search, SearchWorth, nodes_needed
 
 LABELS = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=5).map(lambda ids: (*ids, 9)), min_size=1, max_size=20, unique=True)
 
@@ -82,3 +82,29 @@ def test_a_clear_case_computes_little() -> None:
         for node in wanted:
             search.learn(node, {token: math.log(0.9993 if token in (3, 9) else 0.0001) for token in trie.targets[node]})
     assert fed < len(trie.nodes) // 4
+
+
+def _sure(trie: LabelTrie, favourite: int, strength: float) -> dict[int, dict[int, float]]:
+    """Predictions of a model that gives the favourite's next token ``strength`` of every node's probability, the rest in equal shares."""
+    path = dict(trie.paths[favourite])
+    predicted = {}
+    for node, tokens in trie.targets.items():
+        liked = path.get(node)
+        others = (1 - strength) / max(1, len(tokens))
+        predicted[node] = {token: math.log(strength if token == liked else others) for token in tokens}
+    return predicted
+
+
+def test_searching_pays_for_a_sure_model_and_not_for_one_that_spreads_its_probability() -> None:
+    trie = LabelTrie([(first, second, third, 9) for first in range(4) for second in range(4) for third in range(4)])
+    for strength, pays in ((0.9999, True), (0.05, False)):
+        worth = SearchWorth(trie, 0.001)
+        assert not worth.pays  # nothing is known yet
+        for favourite in range(4):
+            worth.learn(_sure(trie, favourite, strength))
+        assert worth.pays is pays
+
+
+def test_needed_nodes_are_all_of_them_without_a_tolerance() -> None:
+    trie = LabelTrie([(1, 2, 9), (1, 3, 9), (4, 9)])
+    assert nodes_needed(trie, _sure(trie, 0, 0.5), 1e-12) == len(trie.nodes)

@@ -88,6 +88,16 @@ class Pass:
     fresh: list[Fresh] = field(default_factory=list)
     filling: Prefix | None = None
 
+    @property
+    def only_decodes(self) -> bool:
+        """Whether no prompt and no tree is read in it."""
+        return not self.fresh and self.filling is None
+
+    @property
+    def padded(self) -> int:
+        """Places of its rectangles that hold no token; they cost attention, no matrix product of the model."""
+        return sum(fresh.index.numel() - fresh.real.numel() for fresh in self.fresh)
+
 
 class _Current:
     """The pass under way; one engine a process, one thread."""
@@ -98,6 +108,11 @@ class _Current:
 def begin(current: Pass | None) -> None:
     """Say what the next forward pass of the model is about."""
     _Current.value = current
+
+
+def current() -> Pass | None:
+    """The packed pass under way, None while the model runs in any other way."""
+    return _Current.value
 
 
 def packed_attention(
@@ -113,21 +128,21 @@ def packed_attention(
     unknown = [name for name in _UNSUPPORTED if options.get(name) is not None]
     if unknown:
         raise ValueError(f"packed attention does not know {', '.join(unknown)}")
-    current = _Current.value
-    assert current is not None, "packed attention outside of a pass"
+    running = _Current.value
+    assert running is not None, "packed attention outside of a pass"
     layer = module.layer_idx
-    for writing in current.writing:
+    for writing in running.writing:
         writing.storage.write(layer, writing.slots, writing.columns, key[0, :, writing.tokens], value[0, :, writing.tokens])
     joined = _Joined(query, value.shape[-1])
-    for fresh in current.fresh:
+    for fresh in running.fresh:
         _attend_fresh(joined, query, key, value, fresh, scaling)
-    for cached in current.cached:
+    for cached in running.cached:
         _attend_cached(joined, layer, query, cached, scaling)
-    for prefix, tokens in current.prefixes:
+    for prefix, tokens in running.prefixes:
         seen = query if tokens is None else query[:, :, tokens]
         joined.add(tokens, *_everything(seen, *prefix.layers[layer], scaling))
-    if current.filling is not None:
-        _fill(current.filling, layer, key, value)
+    if running.filling is not None:
+        _fill(running.filling, layer, key, value)
     return joined.output.transpose(1, 2), None
 
 

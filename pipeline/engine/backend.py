@@ -11,13 +11,13 @@ import torch
 
 from pipeline.config import Config
 from pipeline.engine.base import Engine
-from pipeline.engine.continuous import ContinuousEngine
-from pipeline.engine.engine import ModelEngine
+from pipeline.engine.choice import Decoder, chosen_decoder, remember
+from pipeline.engine.contest import Contest
+from pipeline.engine.decoders import open_decoder
 from pipeline.engine.identity import tokenizer_identity, weights_identity
-from pipeline.engine.loading import LoadedModel, load_model
+from pipeline.engine.loading import load_model
 from pipeline.engine.location import Location, locate
 from pipeline.engine.numerics import architecture, resolve_attention, resolve_dtype
-from pipeline.engine.support import sliding_window, unsupported
 from pipeline.engine.tokenizer import ChatTokenizer, load_tokenizer
 from pipeline.records import Plan
 
@@ -62,22 +62,28 @@ class TransformersBackend:
         return described
 
     def open_engine(self, plan: Plan, offload_folder: Path, say: Callable[[str], None]) -> tuple[Engine, Mapping[str, Any]]:
-        """Load the weights; the continuous engine where the family passes its check, else the static one, with the reason."""
+        """Load the weights; the decoder asked for where it is for this model, else static batches, with the reason."""
         if plan.threads is not None:
             torch.set_num_threads(plan.threads)
         loaded = load_model(self._config.model, plan.dtype, offload_folder, say, self._location)
-        engine, kind = _engine(loaded, plan, self._tokenizer)
+        tokenizer = self._tokenizer
+        name = chosen_decoder(self._config, plan.dtype, device_name(loaded.input_device))
+        engine, kind = open_decoder(name, loaded, plan, end_ids=tokenizer.end_ids, pad_id=tokenizer.pad_id)
         return engine, {**loaded.facts, "engine": kind}
 
+    def open_contest(self, plan: Plan, offload_folder: Path, say: Callable[[str], None], *, to_the_end: bool) -> Contest:
+        """Load the weights for a comparison of decoders. ``to_the_end``: end tokens are tokens like others."""
+        if plan.threads is not None:
+            torch.set_num_threads(plan.threads)
+        loaded = load_model(self._config.model, plan.dtype, offload_folder, say, self._location)
+        end_ids = () if to_the_end else self._tokenizer.end_ids
+        return Contest(loaded, plan, end_ids=end_ids, pad_id=self._tokenizer.pad_id)
 
-def _engine(loaded: LoadedModel, plan: Plan, tokenizer: ChatTokenizer) -> tuple[Engine, str]:
-    static = ModelEngine(loaded.model, plan, end_ids=tokenizer.end_ids, pad_id=tokenizer.pad_id)
-    if plan.placement != "device":
-        return static, f"static batches (the KV cache is {plan.placement})"
-    reason = unsupported(loaded.model, plan)
-    if reason is not None:
-        return static, f"static batches; continuous batching and prefix reuse are off for this model: {reason}"
-    engine = ContinuousEngine(
-        loaded.model, plan, end_ids=tokenizer.end_ids, static=static, window=sliding_window(loaded.model.config)
-    )  # fmt: skip
-    return engine, "continuous batching over packed passes"
+    def keep_decoder(self, contest: Contest, decoder: Decoder) -> None:
+        """Remember ``decoder`` as what ``engine.decoder: auto`` means for this model on this device."""
+        remember(self._config, contest.plan.dtype, device_name(contest.device), decoder)
+
+
+def device_name(device: torch.device) -> str:
+    """The card's name, or the kind of device where there is one kind."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

@@ -19,11 +19,13 @@ from pipeline.batching import row_tokens
 from pipeline.engine.attention import IMPLEMENTATION, Prefix
 from pipeline.engine.base import Listener
 from pipeline.engine.engine import ModelEngine, free_memory, is_out_of_memory
+from pipeline.engine.forward import attend_by
 from pipeline.engine.generate import Output
 from pipeline.engine.packed import Feed, PackedModel, Row
 from pipeline.engine.slots import class_capacity
+from pipeline.ramp import Ramp
 from pipeline.records import Decode, Generation, Plan, Request, Score
-from pipeline.trie import ROOT, LabelTrie, Search
+from pipeline.trie import ROOT, LabelTrie, Search, SearchWorth
 
 # A shorter prefix, or one that a single prompt has, is not worth a pass of its own.
 _LEAST_PREFIX_TOKENS = 16
@@ -65,14 +67,15 @@ class ContinuousEngine:
         self._model = model
         self._packed = PackedModel(model, model.get_input_embeddings().weight.device)
         self._plain_attention = model.config._attn_implementation  # noqa: SLF001  # the setting has no public reader
-        self._attention = self._plain_attention
         self._waiting: list[tuple[int, int]] = []
         self._requests: dict[int, Request] = {}
         self._guests: list[_Guest] = []
         self._prefixes: OrderedDict[tuple[int, ...], Prefix] = OrderedDict()
         self._users: Counter[tuple[int, ...]] = Counter()
         self._rows, self._columns = plan.max_batch_rows, plan.batch_tokens
+        self._ramp = Ramp(plan.max_batch_rows)  # of rows that decode; those that are only read leave with their pass
         self._tries: dict[tuple[tuple[int, ...], ...], LabelTrie] = {}
+        self._worth: dict[tuple[tuple[tuple[int, ...], ...], float], SearchWorth] = {}
 
     @property
     def idle(self) -> bool:
@@ -103,10 +106,10 @@ class ContinuousEngine:
     def step(self) -> Sequence[Generation]:
         """One packed pass, or one batch of the static engine when that has something to do."""
         if not self._static.idle:
-            self._use(self._plain_attention)
+            attend_by(self._model, self._plain_attention)
             self._static.listener = self.listener
             return self._static.step()
-        self._use(IMPLEMENTATION)
+        attend_by(self._model, IMPLEMENTATION)  # others may use the model between two steps
         started = time.perf_counter()
         with torch.inference_mode():
             try:
@@ -118,7 +121,10 @@ class ContinuousEngine:
                 return ()
             if self.listener is not None:
                 self.listener.pulse()
-            self._share_time(feeds, time.perf_counter() - started)
+            seconds = time.perf_counter() - started
+            self._share_time(feeds, seconds)
+            if all(guest.output is not None and not guest.reading for guest, _ in feeds):
+                self._ramp.observe(len(feeds), seconds)
             return self._take_in(feeds, logits)
 
     # ── who takes part ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -133,6 +139,8 @@ class ContinuousEngine:
             if request is None:  # released
                 heapq.heappop(self._waiting)
                 continue
+            if isinstance(request.ask, Decode) and sum(guest.output is not None for guest in self._guests) >= self._ramp.rows:
+                break
             needed = class_capacity(row_tokens(request))
             if self._guests and columns + needed > self._columns:
                 break
@@ -158,7 +166,7 @@ class ContinuousEngine:
             self._packed.place(guest.row, len(guest.own) + request.ask.max_new_tokens)
             return guest
         guest.trie = self._trie(request.ask)
-        rides = request.ask.tolerance <= 0 or len(guest.trie.nodes) <= _RIDING_NODES
+        rides = len(guest.trie.nodes) <= _RIDING_NODES or not self._searching_pays(request.ask)
         guest.asked = list(range(len(guest.trie.nodes))) if rides else []
         if not rides:
             guest.search = Search(guest.trie, request.ask.tolerance)
@@ -187,6 +195,15 @@ class ContinuousEngine:
         if ask.continuations not in self._tries:
             self._tries[ask.continuations] = LabelTrie(ask.continuations)
         return self._tries[ask.continuations]
+
+    def _searching_pays(self, ask: Score) -> bool:
+        return ask.tolerance > 0 and self._search_worth(ask).pays
+
+    def _search_worth(self, ask: Score) -> SearchWorth:
+        key = ask.continuations, ask.tolerance
+        if key not in self._worth:
+            self._worth[key] = SearchWorth(self._trie(ask), ask.tolerance)
+        return self._worth[key]
 
     # ── one pass ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -259,6 +276,8 @@ class ContinuousEngine:
             values = (logits[offset, tokens] - normalizers[offset]).tolist()
             predicted[node] = dict(zip(tokens, values, strict=True))
         if guest.search is None:
+            if isinstance(guest.request.ask, Score) and guest.request.ask.tolerance > 0:
+                self._search_worth(guest.request.ask).learn(predicted)
             return trie.scores({(node, token): value for node, values in predicted.items() for token, value in values.items()})
         for node in nodes:
             guest.search.learn(node, predicted[node])
@@ -299,6 +318,7 @@ class ContinuousEngine:
         error.__traceback__ = None
         if is_out_of_memory(error):  # the next passes are to be smaller
             self._rows = max(1, min(self._rows, len(guests)) // 2)
+            self._ramp.shrink(self._rows)
             self._columns = max(self._plan.context_tokens, self._columns // 2)
             free_memory()
         if not guests and self._waiting:
@@ -307,8 +327,3 @@ class ContinuousEngine:
                 self._unshare(request)
                 self._static.admit([request])
         self._static.admit([guest.request for guest in guests])
-
-    def _use(self, implementation: str) -> None:
-        if self._attention != implementation:
-            self._attention = implementation
-            self._model.set_attn_implementation(implementation)

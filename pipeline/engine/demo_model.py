@@ -7,6 +7,7 @@ the result is an ordinary folder of float32 safetensors under a name that holds 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib.util
 import os
@@ -51,8 +52,9 @@ def find_gguf() -> Path:
     return files[0]
 
 
+@functools.cache
 def gguf_digest(gguf: Path) -> str:
-    """32 hex digits of BLAKE2b over the whole file (about 0.1 s)."""
+    """32 hex digits of BLAKE2b over the whole file (about 0.1 s, once a process)."""
     with gguf.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 

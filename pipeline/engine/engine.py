@@ -131,7 +131,8 @@ class ModelEngine:
         else:
             seconds = (time.perf_counter() - started) / len(batch)
             return [
-                _generation(request, reply, settings.placement, len(batch), seconds) for request, reply in zip(batch, replies, strict=True)
+                generation_of(request, reply, settings.placement, len(batch), seconds)
+                for request, reply in zip(batch, replies, strict=True)
             ]
         return failure
 
@@ -191,8 +192,11 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def _generation(request: Request, reply: Reply | tuple[float, ...] | _Error, placement: str, rows: int, seconds: float) -> Generation:
-    """``seconds`` is the row's share of the batch's time."""
+def generation_of(request: Request, reply: Reply | tuple[float, ...] | _Error, placement: str, rows: int, seconds: float) -> Generation:
+    """What is given back for ``request``: its text, its scores, or why there is neither.
+
+    ``seconds`` is the row's share of the batch's time.
+    """
     common = Generation(request.request_id, prompt_tokens=len(request.ids), seconds=seconds, batch_rows=rows, placement=placement)
     if isinstance(reply, Reply):
         return replace(common, token_ids=tuple(reply.token_ids), finish_reason=reply.finish_reason, error=reply.error)

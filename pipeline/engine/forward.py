@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +14,31 @@ from pipeline.engine.cache import AnyCache, needs_equal_lengths
 _CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")
 # Families without position ids that place tokens by the attention mask (ALiBi): padding on the left is fine for them.
 _POSITIONS_BY_MASK = frozenset({"bloom", "mpt"})
+
+
+def input_device(model: Any) -> torch.device:
+    """Where token ids go: the device of the input embedding. An offloaded one computes where its hook says."""
+    embedding = model.get_input_embeddings()
+    hook = getattr(embedding, "_hf_hook", None)
+    execution_device = getattr(hook, "execution_device", None)
+    return torch.device(execution_device if execution_device is not None else embedding.weight.device)
+
+
+def attend_by(model: Any, implementation: str) -> None:
+    """From now on ``model`` attends by ``implementation``. Costs nothing where nothing changes."""
+    if model.config._attn_implementation != implementation:  # noqa: SLF001  # the setting has no public reader
+        model.set_attn_implementation(implementation)
+
+
+@contextlib.contextmanager
+def attention_as(model: Any, implementation: str) -> Iterator[None]:
+    """Inside, ``model`` attends by ``implementation``; afterwards as it did before."""
+    found = model.config._attn_implementation  # noqa: SLF001  # as above
+    attend_by(model, implementation)
+    try:
+        yield
+    finally:
+        attend_by(model, found)
 
 
 class Forward:
@@ -34,11 +60,8 @@ class Forward:
 
     @property
     def device(self) -> torch.device:
-        """The input embedding's device: where ids go, wherever the other layers are."""
-        embedding = self._model.get_input_embeddings()
-        hook = getattr(embedding, "_hf_hook", None)
-        execution_device = getattr(hook, "execution_device", None)
-        return torch.device(execution_device if execution_device is not None else embedding.weight.device)
+        """Where ids go."""
+        return input_device(self._model)
 
     @property
     def vocabulary_tokens(self) -> int:

@@ -162,7 +162,7 @@ class Output:
         self.sampler: TokenSampler | None = sampler_for(ask.sampling)
         self._limit = ask.max_new_tokens
         self._end_ids = end_ids
-        self._loops = RepetitionDetector()
+        self._loops = RepetitionDetector() if ask.loops_end else None
 
     def push(self, token: int) -> None:
         """Take ``token``, or end with it."""
@@ -170,7 +170,7 @@ class Output:
             self._end("stop")
             return
         self.reply.token_ids.append(token)
-        kept = self._loops.push(token)
+        kept = self._loops.push(token) if self._loops else None
         if kept is not None:
             del self.reply.token_ids[kept:]
             self._end("repetition")

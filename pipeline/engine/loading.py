@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from pipeline.config import ModelConfig
+from pipeline.engine.forward import input_device
 from pipeline.engine.location import Location, fetch_weights, locate
 from pipeline.engine.memory import PeakMemory
 from pipeline.engine.numerics import INT8_THRESHOLD, architecture, resolve_attention, settle_quantization, torch_dtype
@@ -30,11 +31,8 @@ class LoadedModel:
 
     @property
     def input_device(self) -> torch.device:
-        """Where token ids go: the device of the input embedding (an offloaded one computes where its hook says)."""
-        embedding = self.model.get_input_embeddings()
-        hook = getattr(embedding, "_hf_hook", None)
-        device = getattr(hook, "execution_device", None)
-        return torch.device(device) if device is not None else torch.device(embedding.weight.device)
+        """Where token ids go."""
+        return input_device(self.model)
 
 
 def load_model(

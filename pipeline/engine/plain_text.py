@@ -37,50 +37,49 @@ def control_tokens(backend: Any) -> dict[int, str]:
     }
 
 
-def has_prefix(backend: Any) -> bool:
+def described(backend: Any) -> dict[str, Any]:
+    """The tokenizer as plain values. Takes a while: the vocabulary is in it."""
+    plain: dict[str, Any] = json.loads(backend.to_str())
+    return plain
+
+
+def has_prefix(plain: Mapping[str, Any]) -> bool:
     """Whether the tokenizer puts something before a text, or takes it away when decoding."""
-    plain = json.loads(backend.to_str())
     return any(_without_prefix(plain[part]) != plain[part] for part in ("normalizer", "pre_tokenizer", "decoder"))
 
 
-def continuing_copy(backend: Any) -> Any:
+def continuing_copy(plain: Mapping[str, Any]) -> Any:
     """The tokenizer for text in the middle of a prompt; control tokens are known."""
-    return _copy(json.loads(backend.to_str()))
+    return _copy(plain)
 
 
-def data_copy(backend: Any, control: Mapping[int, str]) -> tuple[Any, dict[int, int]]:
+def data_copy(backend: Any, plain: Mapping[str, Any], control: Mapping[int, str]) -> tuple[Any, dict[int, int]]:
     """The tokenizer that knows no control token, and its ids that differ from the original's (to the original ids)."""
-    plain = json.loads(backend.to_str())
-    plain["added_tokens"] = [token for token in plain["added_tokens"] if token["id"] not in control]
-    _hide(plain["model"], control)
-    copy = _copy(plain)
+    added = [token for token in plain["added_tokens"] if token["id"] not in control]
+    copy = _copy({**plain, "added_tokens": added, "model": _hidden(plain["model"], control)})
     # Added tokens that stayed (runs of spaces) are numbered anew where they lie beyond the model's own vocabulary.
     kept = {number: backend.token_to_id(token.content) for number, token in copy.get_added_tokens_decoder().items()}
     return copy, {number: original for number, original in kept.items() if number != original}
 
 
-def _copy(plain: dict[str, Any]) -> Any:
-    for part in ("normalizer", "pre_tokenizer", "decoder"):
-        plain[part] = _without_prefix(plain[part])
-    plain["truncation"] = plain["padding"] = None
-    return Backend.from_str(json.dumps(plain))
+def _copy(plain: Mapping[str, Any]) -> Any:
+    parts = {part: _without_prefix(plain[part]) for part in ("normalizer", "pre_tokenizer", "decoder")}
+    return Backend.from_str(json.dumps({**plain, **parts, "truncation": None, "padding": None}))
 
 
-def _hide(model: dict[str, Any], control: Mapping[int, str]) -> None:
-    """Rename the vocabulary's control entries, in place. The names are drawn at random: no text can be prepared to hold them."""
+def _hidden(model: Mapping[str, Any], control: Mapping[int, str]) -> dict[str, Any]:
+    """The model with its control entries renamed. The names are drawn at random: no text can be prepared to hold them."""
     names = {number: f"\ufdd0{secrets.token_hex(16)}" for number in control}
     vocabulary = model["vocab"]
     if isinstance(vocabulary, list):  # Unigram: [piece, score] by id
-        for number in control:
-            if number < len(vocabulary):
-                vocabulary[number] = [names[number], vocabulary[number][1]]
-        return
+        return {**model, "vocab": [[names.get(number, piece), score] for number, (piece, score) in enumerate(vocabulary)]}
     hidden = {piece: names[number] for piece, number in vocabulary.items() if number in control}
-    model["vocab"] = {hidden.get(piece, piece): number for piece, number in vocabulary.items()}
+    changed: dict[str, Any] = {**model, "vocab": {hidden.get(piece, piece): number for piece, number in vocabulary.items()}}
     if model.get("unk_token") in hidden:  # an unknown character still has its token; only its spelling in a text has not
-        model["unk_token"] = hidden[model["unk_token"]]
+        changed["unk_token"] = hidden[model["unk_token"]]
     if hidden and "merges" in model:
-        model["merges"] = [merge for merge in model["merges"] if hidden.keys().isdisjoint(_names_of(merge))]
+        changed["merges"] = [merge for merge in model["merges"] if hidden.keys().isdisjoint(_names_of(merge))]
+    return changed
 
 
 def _names_of(merge: Any) -> tuple[str, str, str]:

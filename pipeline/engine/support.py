@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from pipeline.engine.attention import IMPLEMENTATION
+from pipeline.engine.forward import attention_as
 from pipeline.engine.packed import Feed, PackedModel, Row
 from pipeline.records import Plan
 
@@ -22,34 +23,35 @@ def sliding_window(config: Any) -> int | None:
     return min((size for size in sizes if isinstance(size, int)), default=None)
 
 
+def spread(model: Any) -> str | None:
+    """What to say of a model whose layers are on several devices, None of one that is in one place."""
+    return "it is spread over several devices" if len({parameter.device for parameter in model.parameters()}) > 1 else None
+
+
 def unsupported(model: Any, plan: Plan) -> str | None:
     """Why packed passes are not for this model, found by comparing them with plain ones on a few tokens; None when they are."""
     config = model.config.get_text_config()
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rope in ("dynamic", "longrope"):
         return f"its rotary embedding ({rope}) depends on the longest row"
-    if len({parameter.device for parameter in model.parameters()}) > 1:
-        return "it is spread over several devices"
-    plain = model.config._attn_implementation  # noqa: SLF001  # the setting has no public reader
+    if (reason := spread(model)) is not None:
+        return reason
     try:
-        difference, scale = _difference(model, min(config.vocab_size, 1000), plain)
+        difference, scale = _difference(model, min(config.vocab_size, 1000))
     except Exception as error:  # noqa: BLE001  # any failure means the same: this family is not for packed passes
         return f"{type(error).__name__}: {error}"
-    finally:
-        model.set_attn_implementation(plain)
     bound = 1e-3 if plan.dtype == "float32" else 0.05
     return None if difference <= bound * max(1.0, scale) else f"its logits differ by {difference:.2g}"
 
 
-def _difference(model: Any, vocabulary: int, plain: str) -> tuple[float, float]:
+def _difference(model: Any, vocabulary: int) -> tuple[float, float]:
     """Largest difference of next-token logits between packed and plain reading of two prompts with a shared prefix, and their scale."""
     device = model.get_input_embeddings().weight.device
     shared = [3 + 7 * number % (vocabulary - 3) for number in range(9)]
     tails = [[5, 11, 2 + vocabulary // 2], [17, 4]]
     with torch.inference_mode():
-        model.set_attn_implementation(plain)
         expected = torch.stack([model(torch.tensor([[*shared, *tail]], device=device)).logits[0, -1].float() for tail in tails])
-        model.set_attn_implementation(IMPLEMENTATION)
+    with torch.inference_mode(), attention_as(model, IMPLEMENTATION):
         packed = PackedModel(model, device)
         prefix = packed.read_prefix(shared, 5)
         rows = [Row((), prefix) for _ in tails]

@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.config import ModelConfig
 from pipeline.engine.location import Location, locate
-from pipeline.engine.plain_text import continuing_copy, control_tokens, data_copy, has_prefix
+from pipeline.engine.plain_text import continuing_copy, control_tokens, data_copy, described, has_prefix
 from pipeline.engine.quiet import quiet_libraries
 from pipeline.errors import ConfigError
 
@@ -55,16 +55,33 @@ class ChatTokenizer:
         self._original.no_truncation()
         self._original.no_padding()
         self._further_end_ids = tuple(further_end_ids)
-        control = control_tokens(self._original)
-        self._data, self._renumbered = data_copy(self._original, control)
-        self._continuing = continuing_copy(self._original) if has_prefix(self._original) else self._original
-        self._control_start = re.compile("|".join(map(re.escape, sorted(control.values(), key=len, reverse=True))) or r"(?!)")
+        self._control = control_tokens(self._original)
+        self._control_start = re.compile("|".join(map(re.escape, sorted(self._control.values(), key=len, reverse=True))) or r"(?!)")
         self._unseen = frozenset(
             number
             for number, token in self._original.get_added_tokens_decoder().items()
             if token.special and not _REASONING_MARK.fullmatch(token.content)
         )
-        self.control_ids = frozenset(control)
+        self.control_ids = frozenset(self._control)
+
+    @cached_property
+    def _copies(self) -> tuple[Any, Any, dict[int, int]]:
+        """(for text that is data, for text in the middle of a prompt, ids of the first that differ): made when text is first seen."""
+        plain = described(self._original)
+        data, renumbered = data_copy(self._original, plain, self._control)
+        return data, continuing_copy(plain) if has_prefix(plain) else self._original, renumbered
+
+    @property
+    def _data(self) -> Any:
+        return self._copies[0]
+
+    @property
+    def _continuing(self) -> Any:
+        return self._copies[1]
+
+    @property
+    def _renumbered(self) -> dict[int, int]:
+        return self._copies[2]
 
     def encode(self, text: str) -> list[int]:
         """Ids of ``text`` as data. Only the model's token for unknown characters, where it has one, is a control token that may occur."""

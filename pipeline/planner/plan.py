@@ -11,8 +11,8 @@ from pipeline.planner.hardware import Hardware
 from pipeline.planner.shape import ModelShape
 from pipeline.records import Plan
 
-# Rows beyond these gain little: on a CPU the matmul is saturated, on a GPU static batches wait for their longest row.
-_CPU_ROWS, _GPU_ROWS = 32, 64
+# The most rows a batch may have; the engine finds by a ramp how many of them pay. Beyond these none gained on any machine measured.
+_CPU_ROWS, _GPU_ROWS = 64, 256
 _CPU_CHUNK_TOKENS, _GPU_CHUNK_TOKENS = 1024, 4096
 # Share of the memory left beside the weights that the KV cache of a batch may take; the rest is for activations, the
 # copies made while a cache grows by concatenation, and other programs.

@@ -21,7 +21,7 @@ from pipeline.stores.ledger import Ledger
 __all__ = ["build_report", "render_markdown", "write_report"]
 
 _SHOWN_REJECTS = 20
-_RUN_FACTS = ("plan", "loaded", "versions", "model", "notes", "config")
+_RUN_FACTS = ("plan", "loaded", "waiting", "versions", "model", "notes", "config")
 
 
 def build_report(ledger: Ledger) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def build_report(ledger: Ledger) -> dict[str, Any]:
         "read_completely": status.read_completely, "complete": status.complete,
     }  # fmt: skip
     tasks = {
-        task.job.name: TaskFacts(task, status.tasks[task.job.name]).add_all(ledger.results(task.job.name)).facts()
+        task.job.name: TaskFacts(task, status.tasks[task.job.name], ledger.some_id).add_all(ledger.results(task.job.name)).facts()
         for task in ledger.tasks()
     }  # fmt: skip
     facts = {

@@ -161,6 +161,10 @@ def _machine(report: Mapping[str, Any]) -> list[str]:
         facts = report[title]
         if facts:
             lines += [f"{title.capitalize()}:", "", *(f"- {escape(name)}: {_fact(value)}" for name, value in facts.items()), ""]
+    waiting = report["waiting"]
+    if waiting:
+        share = f"{waiting['waited_seconds'] / waiting['seconds']:.1%}"
+        lines += [f"The loaded model waited for work {share} of {_duration(waiting['seconds'])}.", ""]
     notes = report["notes"] or ()
     if notes:
         lines += ["Notes:", "", *(f"- {escape(note, 400)}" for note in notes), ""]

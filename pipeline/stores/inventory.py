@@ -16,7 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import insert
 
-from pipeline.records import Document, Reject, TaskJob, work_key
+from pipeline.records import Document, Reject, TaskJob
 from pipeline.stores.schema import inputs, inventories, rejects, storable, work
 
 _ROWS_PER_COMMIT = 16_384
@@ -101,7 +101,7 @@ class Inventory:
         for task_id, job in self._jobs:
             rows = {}
             for document, document_key in zip(documents, keys, strict=True):
-                key = work_key(document_key, {name: document.fields.get(name) for name in job.fields})
+                key = job.key_of(document_key, document.fields)
                 state = "pending" if document.text.strip() else "skipped"
                 rows[key] = (task_id, key, document_key, self._id, state, len(document.text), 0, 0)
             _enter(connection, work, ("inventory_id",), list(rows.values()))

@@ -28,7 +28,31 @@ from pipeline.stores.schema import FORMAT, attempts, connect, meta, metadata, re
 from pipeline.wire import pack_generation, unpack_generation
 
 WorkId = tuple[str, str]
+"""(task name, work key)."""
+Answered = tuple[WorkId, Step, Generation]
+"""A reply inside a work: whose, to which question, what."""
 _KEYS_AT_ONCE = 500
+
+# What every batch of documents costs: built once, run with many rows at a time. Building them for each document took longer than
+# SQLite itself.
+_MINE = (work.c.task_id == sa.bindparam("of_task"), work.c.key == sa.bindparam("of_key"))
+# States are looked at here, not in SQLite: given both, it takes the index of states, and reads all that is pending for a few keys.
+_AMONG = sa.select(work.c.key, work.c.state, work.c.attempts, work.c.crashes).where(
+    work.c.task_id == sa.bindparam("of_task"), work.c.key.in_(sa.bindparam("keys", expanding=True))
+)
+_BEGIN = work.update().where(*_MINE).values(state="running", attempts=work.c.attempts + 1)
+_END = work.update().where(*_MINE).values(state=sa.bindparam("now_state"))
+_OPEN_ATTEMPT = attempts.insert().values(
+    task_id=sa.bindparam("of_task"), key=sa.bindparam("of_key"), run_id=sa.bindparam("run"), started_at=sa.bindparam("now"),
+    number=sa.select(work.c.attempts).where(*_MINE).scalar_subquery(),
+)  # fmt: skip
+_CLOSE_ATTEMPT = (
+    attempts.update()
+    .where(attempts.c.task_id == sa.bindparam("of_task"), attempts.c.key == sa.bindparam("of_key"), attempts.c.outcome.is_(None))
+    .values(outcome=sa.bindparam("how"), detail=sa.bindparam("why"), ended_at=sa.bindparam("now"))
+)
+_KEEP_RESULT = insert(results).prefix_with("OR REPLACE")
+_KEEP_REPLY = insert(replies).prefix_with("OR REPLACE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,14 +182,20 @@ class Ledger:
 
     def pending(self, task: str, keys: Sequence[str]) -> dict[str, PendingWork]:
         """Those of ``keys`` that are to be worked on now, in their order."""
-        found: dict[str, PendingWork] = {}
-        columns = sa.select(work.c.key, work.c.attempts, work.c.crashes)
         with self._reading() as connection:
-            for begin in range(0, len(keys), _KEYS_AT_ONCE):
-                some = keys[begin : begin + _KEYS_AT_ONCE]
-                query = columns.where(work.c.task_id == self._task_ids[task], work.c.key.in_(some), work.c.state == "pending")
-                found.update((row.key, PendingWork(row.key, row.attempts, row.crashes)) for row in connection.execute(query))
+            rows = self._among(connection, task, keys)
+            found = {row.key: PendingWork(row.key, row.attempts, row.crashes) for row in rows if row.state == "pending"}
         return {key: found[key] for key in keys if key in found}
+
+    def _among(self, connection: sa.Connection, task: str, keys: Sequence[str]) -> Iterator[Any]:
+        """The works of a task that have one of ``keys``."""
+        for begin in range(0, len(keys), _KEYS_AT_ONCE):
+            yield from connection.execute(_AMONG, {"of_task": self._task_ids[task], "keys": keys[begin : begin + _KEYS_AT_ONCE]})
+
+    def expects_work(self) -> bool:
+        """Whether the source was never read to its end, or its latest reading has left works undone: a guess before it is read again."""
+        with self._reading() as connection:
+            return reading.expects_work(connection)
 
     def pending_size(self, task: str) -> tuple[int, int]:
         """(works, characters) of a task that the latest reading of the source saw and that are pending."""
@@ -190,33 +220,43 @@ class Ledger:
             return []
         now = time.time()
         with self._writing() as connection:
-            mine = (work.c.task_id == sa.bindparam("task"), work.c.key == sa.bindparam("work"))
-            begin = work.update().where(*mine, work.c.state == "pending").values(state="running", attempts=work.c.attempts + 1)
-            taken = [(task, key) for task, key in works if connection.execute(begin, {"task": self._task_ids[task], "work": key}).rowcount]
-            keyed = [{"task": self._task_ids[task], "work": key} for task, key in taken]
-            if not keyed:
-                return []
-            number = sa.select(work.c.attempts).where(*mine).scalar_subquery()
-            connection.execute(
-                attempts.insert().values(
-                    task_id=sa.bindparam("task"), key=sa.bindparam("work"), run_id=run, number=number, started_at=now
-                ),
-                keyed,
-            )  # fmt: skip
+            pending = self._in_state(connection, works, ("pending",))
+            taken = [one for one in dict.fromkeys(works) if one in pending]
+            keyed = [{"of_task": self._task_ids[task], "of_key": key} for task, key in taken]
+            if keyed:
+                connection.execute(_BEGIN, keyed)
+                connection.execute(_OPEN_ATTEMPT, [{**row, "run": run, "now": now} for row in keyed])
             return taken
 
-    def finish(self, run: int, outcomes: Sequence[Outcome]) -> None:
-        """Commit how works ended, all of them or none. Raises LedgerError when one of them had ended before."""
+    def finish(self, run: int, outcomes: Sequence[Outcome], answered: Sequence[Answered] = ()) -> None:
+        """Commit how works ended and the replies ``answered`` (see ``record_replies``), all of it or nothing.
+
+        Raises LedgerError when a work had ended before.
+        """
+        if not (outcomes or answered):
+            return
         now = time.time()
+        works = [(outcome.task, outcome.key) for outcome in outcomes]
         with self._writing() as connection:
-            for outcome in outcomes:
-                task = self._task_ids[outcome.task]
-                mine = (work.c.task_id == task, work.c.key == outcome.key)
-                unfinished = work.c.state.in_(("pending", "running"))
-                if connection.execute(work.update().where(*mine, unfinished).values(state=outcome.state)).rowcount != 1:
-                    raise LedgerError(f"task {outcome.task!r} has already finished {outcome.key}, or never knew it")
-                connection.execute(insert(results).prefix_with("OR REPLACE").values(_result(outcome, task, run, now)))
-                self._close_attempts(connection, [(task, outcome.key)], outcome.state, now)
+            unfinished = self._in_state(connection, works, ("pending", "running"))
+            for task, key in works:
+                if (task, key) not in unfinished:
+                    raise LedgerError(f"task {task!r} has already finished {key}, or never knew it")
+                unfinished.remove((task, key))
+            if answered:
+                connection.execute(_KEEP_REPLY, [self._reply(*one) for one in answered])
+            if outcomes:
+                rows = [(self._task_ids[outcome.task], outcome) for outcome in outcomes]
+                connection.execute(_END, [{"of_task": task, "of_key": outcome.key, "now_state": outcome.state} for task, outcome in rows])
+                connection.execute(_KEEP_RESULT, [_result(outcome, task, run, now) for task, outcome in rows])
+                self._close_attempts(connection, [(task, outcome.key, outcome.state) for task, outcome in rows], now)
+
+    def _in_state(self, connection: sa.Connection, works: Sequence[WorkId], states: Sequence[str]) -> set[WorkId]:
+        """Those of ``works`` that are in one of ``states``."""
+        keys: dict[str, list[str]] = {}
+        for task, key in works:
+            keys.setdefault(task, []).append(key)
+        return {(task, row.key) for task, mine in keys.items() for row in self._among(connection, task, mine) if row.state in states}
 
     def drop(self, run: int, works: Sequence[WorkId], outcome: str, detail: str) -> None:  # noqa: ARG002  # as its siblings
         """Close attempts that gave no result; their works are pending again. Only ``crashed`` counts against a document."""
@@ -226,14 +266,15 @@ class Ledger:
                 more = {"crashes": work.c.crashes + 1} if outcome == "crashed" else {}
                 mine = (work.c.task_id == task, work.c.key == key, work.c.state == "running")
                 connection.execute(work.update().where(*mine).values(state="pending", **more))
-            self._close_attempts(connection, keyed, outcome, time.time(), detail)
+            self._close_attempts(connection, [(task, key, outcome) for task, key in keyed], time.time(), detail)
 
+    @staticmethod
     def _close_attempts(
-        self, connection: sa.Connection, works: Sequence[tuple[int, str]], outcome: str, now: float, detail: str | None = None
-    ) -> None:
-        for task, key in works:
-            mine = (attempts.c.task_id == task, attempts.c.key == key, attempts.c.outcome.is_(None))
-            connection.execute(attempts.update().where(*mine).values(outcome=outcome, detail=detail, ended_at=now))
+        connection: sa.Connection, ended: Sequence[tuple[int, str, str]], now: float, detail: str | None = None
+    ) -> None:  # fmt: skip
+        rows = [{"of_task": task, "of_key": key, "how": outcome, "why": detail, "now": now} for task, key, outcome in ended]
+        if rows:
+            connection.execute(_CLOSE_ATTEMPT, rows)
 
     def retry(self, names: Collection[str] | None = None, states: Collection[str] = ("failed", "quarantined")) -> int:
         """Set failed and quarantined works of the active tasks back to pending; returns how many. Their history stays."""
@@ -247,20 +288,16 @@ class Ledger:
 
     # ── replies inside documents ───────────────────────────────────────────────────────────────────────────────────
 
-    def record_replies(self, answered: Sequence[tuple[WorkId, Step, Generation]]) -> None:
+    def record_replies(self, answered: Sequence[Answered]) -> None:
         """Keep replies of documents that are not finished by them."""
-        if not answered:
-            return
-        rows = [
-            {
-                "task_id": self._task_ids[task], "key": key, "step_key": step.key, "name": step.name,
-                "span_start": step.span[0] if step.span else None, "span_end": step.span[1] if step.span else None,
-                "generation": pack_generation(generation),
-            }
-            for (task, key), step, generation in answered
-        ]  # fmt: skip
-        with self._writing() as connection:
-            connection.execute(insert(replies).prefix_with("OR REPLACE"), rows)
+        self.finish(0, (), answered)
+
+    def _reply(self, of: WorkId, step: Step, generation: Generation) -> dict[str, Any]:
+        return {
+            "task_id": self._task_ids[of[0]], "key": of[1], "step_key": step.key, "name": step.name,
+            "span_start": step.span[0] if step.span else None, "span_end": step.span[1] if step.span else None,
+            "generation": pack_generation(generation),
+        }  # fmt: skip
 
     def replies(self, task: str, key: str) -> dict[str, Generation]:
         """Replies recorded for a work, by step key."""
@@ -317,10 +354,15 @@ class Ledger:
         with self._reading() as connection:
             return reading.recorded_steps(connection, self._task_ids[task], key)
 
-    def results(self, task: str) -> Iterator[dict[str, Any]]:
-        """Results of a task's present works with state, ids and attempts, for reports."""
+    def results(self, task: str) -> Iterator[Mapping[str, Any]]:
+        """Results of a task's present works with state and attempts, for reports."""
         with self._reading() as connection:
             yield from reading.task_results(connection, self._task_ids[task])
+
+    def some_id(self, document_key: str) -> str:
+        """An id under which a document was read."""
+        with self._reading() as connection:
+            return reading.some_id(connection, document_key)
 
     # ── the file ───────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -10,8 +10,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from pipeline.errors import LedgerError
-from pipeline.records import STATES, FieldValue, TaskJob, work_key
-from pipeline.stores.schema import attempts, inputs, inventories, rejects, replies, results, tasks, work
+from pipeline.records import STATES, FieldValue, TaskJob
+from pipeline.stores.schema import inputs, inventories, rejects, replies, results, tasks, work
 
 _BLOCK_ROWS = 400
 _FIRST = inputs.c.occurrence == 0  # a reading that sees a repeated row has seen the first one: these are the distinct documents
@@ -65,7 +65,7 @@ class InputRow:
 
     def work_key(self, job: TaskJob) -> str:
         """Key of a task's work on this row."""
-        return work_key(self.document_key, {name: self.fields.get(name) for name in job.fields})
+        return job.key_of(self.document_key, self.fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +123,18 @@ def states_seen(connection: sa.Connection, task: int) -> dict[str, int]:
     counted: dict[str, int] = dict.fromkeys(map(str, STATES), 0)
     counted.update((state, count) for state, count in connection.execute(query.group_by(work.c.state)))
     return counted
+
+
+def expects_work(connection: sa.Connection) -> bool:
+    """Whether the latest inventory is not complete, or has seen works that are not finished."""
+    last = connection.execute(sa.select(inventories.c.id, inventories.c.complete).order_by(inventories.c.id.desc()).limit(1)).one_or_none()
+    if last is None or not last.complete:
+        return True
+    tasks_now = sa.select(tasks.c.id).where(tasks.c.active == 1)
+    undone = sa.select(work.c.key).where(
+        work.c.task_id.in_(tasks_now), work.c.state.in_(("pending", "running")), work.c.inventory_id == last.id
+    )  # fmt: skip
+    return connection.execute(undone.limit(1)).first() is not None
 
 
 def active_tasks(connection: sa.Connection) -> list[TaskRow]:
@@ -226,24 +238,27 @@ def recorded_steps(connection: sa.Connection, task: int, key: str) -> list[Recor
     ]
 
 
-def task_results(connection: sa.Connection, task: int) -> Iterator[dict[str, Any]]:
-    """Results of a task's present works: every column, with ``state``, ``characters``, an ``id``, the ``attempts`` made, and how many
-    characters the steps of a document in parts ``covered``.
+def task_results(connection: sa.Connection, task: int) -> Iterator[Mapping[str, Any]]:
+    """Results of a task's present works: what reports need of every row, with ``state``, ``characters``, the ``attempts`` made, and how
+    many characters the steps of a document in parts ``covered``. Scores and raw texts, the bulk of a row, stay away; so do ids, which
+    are asked for with ``some_id`` where they are shown.
     """
-    some_id = (
-        sa.select(sa.func.min(inputs.c.id)).where(inputs.c.document_key == work.c.document_key).scalar_subquery().label("id")
-    )  # fmt: skip
-    tried = (
-        sa.select(sa.func.count()).where(attempts.c.task_id == work.c.task_id, attempts.c.key == work.c.key).scalar_subquery()
-    ).label("attempts")  # fmt: skip
     joined = work.join(results, (results.c.task_id == work.c.task_id) & (results.c.key == work.c.key))
+    shown = [column for column in results.c if column.name not in ("scores", "raw")]
+    of_work = (work.c.state, work.c.characters, work.c.characters.label("covered"), work.c.document_key, work.c.attempts)
     query = (
-        sa.select(results, work.c.state, work.c.characters, work.c.document_key, some_id, tried)
+        sa.select(*shown, *of_work)
         .select_from(joined)
         .where(work.c.task_id == task, work.c.inventory_id >= presence(connection), work.c.state.notin_(("pending", "running")))
     )
+    row: Any  # a mapping by column names
     for row in connection.execution_options(yield_per=_BLOCK_ROWS).execute(query).mappings():
-        yield {**row, "covered": _covered(connection, task, row["key"]) if row["parts"] > 1 else row["characters"]}
+        yield {**row, "covered": _covered(connection, task, row["key"])} if row["parts"] > 1 else row
+
+
+def some_id(connection: sa.Connection, document_key: str) -> str:
+    """An id under which a document was read, the first in their order."""
+    return str(connection.execute(sa.select(sa.func.min(inputs.c.id)).where(inputs.c.document_key == document_key)).scalar_one())
 
 
 def _covered(connection: sa.Connection, task: int, key: str) -> int:

@@ -147,7 +147,11 @@ def test_covered_characters_are_the_union_of_the_spans_read(path: Path) -> None:
             assert [step.span for step in ledger.steps("topic", key) if step.span] == read_spans
             ledger.finish(run, [done("topic", key, parts=len(read_spans))])
         ledger.finish(run, [done("topic", document("short", text).key)])
-        assert {row["id"]: row["covered"] for row in ledger.results("topic")} == {"whole": 100, "hole": 80, "short": 100}
+        assert {ledger.some_id(row["document_key"]): row["covered"] for row in ledger.results("topic")} == {
+            "whole": 100,
+            "hole": 80,
+            "short": 100,
+        }
 
 
 def test_readers_keep_their_snapshot_while_the_writer_goes_on(path: Path) -> None:
@@ -254,3 +258,38 @@ def test_every_commit_is_on_the_disk_before_it_counts(path: Path) -> None:
     with Ledger.open(path, write=True) as ledger, ledger._engine.connect() as connection:
         assert connection.exec_driver_sql("PRAGMA journal_mode").scalar_one() == "wal"
         assert connection.exec_driver_sql("PRAGMA synchronous").scalar_one() == 2
+
+
+def test_work_is_expected_until_all_that_was_read_is_finished(path: Path) -> None:
+    rows = documents(2)
+    with Ledger.open(path, write=True) as ledger:
+        assert ledger.expects_work()  # nothing was ever read
+        run = begun(ledger, rows)
+        ledger.finish(run, [done("topic", rows[0].key)])
+        assert ledger.expects_work()
+        ledger.mark(run, [("topic", rows[1].key)])
+        assert ledger.expects_work()
+        ledger.finish(run, [failed("topic", rows[1].key)])
+        assert not ledger.expects_work()
+        read(ledger, run, rows, complete=False)
+        assert ledger.expects_work()
+        read(ledger, run, rows[:1])
+        assert not ledger.expects_work()
+        ledger.retry()
+        assert not ledger.expects_work()  # what is to be tried again is gone from the source
+
+
+def test_marking_and_finishing_many_at_once(path: Path) -> None:
+    """More works than one statement takes, some of them twice, some already done."""
+    rows = documents(1200)
+    works = [("topic", row.key) for row in rows]
+    with Ledger.open(path, write=True) as ledger:
+        run = begun(ledger, rows)
+        ledger.finish(run, [done("topic", rows[7].key)])
+        assert ledger.mark(run, [*works, *works[:5]]) == [work for work in works if work != works[7]]
+        assert ledger.mark(run, works) == []
+        with pytest.raises(LedgerError, match="already finished"):
+            ledger.finish(run, [done("topic", rows[0].key), done("topic", rows[0].key)])
+        ledger.finish(run, [done("topic", row.key) for row in rows if row is not rows[7]])
+        assert ledger.status().tasks["topic"]["done"] == 1200
+        assert all(row["attempts"] == (row["key"] != rows[7].key) for row in ledger.results("topic"))

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+
+from pipeline.stores.ledger import Ledger
+from tests.stores.ledgers import begun, documents, done
 
 _ROWS = 100_000
 _READ = """
@@ -39,6 +43,40 @@ def _read(path: Path, rows: int) -> tuple[int, int, int, float]:
     done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[2])
     documents, counted, grown, reading = done.stdout.split()
     return int(documents), int(counted), int(grown), float(reading)
+
+
+def _instructions(path: Path, works: int) -> dict[str, int]:
+    """Thousands of SQLite's instructions that it takes to look at, begin and finish 300 of so many works."""
+    counted = 0
+
+    def count() -> int:
+        nonlocal counted
+        counted += 1
+        return 0
+
+    spent = {}
+    with Ledger.open(path, write=True) as ledger:
+        rows = documents(works)
+        run = begun(ledger, rows)
+        with closing(ledger._engine.raw_connection()) as connection:
+            connection.driver_connection.set_progress_handler(count, 1000)  # type: ignore[union-attr]  # a connection of sqlite3
+        keys = [row.key for row in rows[-300:]]
+        steps = {
+            "pending": lambda: ledger.pending("topic", keys),
+            "mark": lambda: ledger.mark(run, [("topic", key) for key in keys]),
+            "finish": lambda: ledger.finish(run, [done("topic", key) for key in keys]),
+        }
+        for name, step in steps.items():
+            counted = 0
+            step()
+            spent[name] = counted
+    return spent
+
+
+def test_the_cost_of_a_group_does_not_grow_with_the_collection(tmp_path: Path) -> None:
+    few, many = _instructions(tmp_path / "few", 1_000), _instructions(tmp_path / "many", 16_000)
+    assert all(few.values())
+    assert all(many[name] <= 1.5 * few[name] for name in few), (few, many)
 
 
 @pytest.mark.full

@@ -1,0 +1,78 @@
+"""The decoders by name, each over a model that is already loaded; several may use one model in turn.
+
+An engine that is not for this model, or not for this plan, is replaced by static batches, and the sentence that goes into the report
+says so and why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pipeline.engine.base import Engine
+from pipeline.engine.choice import Decoder
+from pipeline.engine.continuous import ContinuousEngine
+from pipeline.engine.forward import attention_as
+from pipeline.engine.library import LibraryEngine, PlainEngine, disagreement
+from pipeline.engine.loading import LoadedModel
+from pipeline.engine.support import sliding_window, spread, unsupported
+from pipeline.records import Plan
+
+_LIBRARY_WORDS = {"transformers": "generate of transformers", "continuous": "continuous batching of transformers"}
+
+
+def open_decoder(
+    name: Decoder | Literal["static"], loaded: LoadedModel, plan: Plan, *, end_ids: Sequence[int], pad_id: int
+) -> tuple[Engine, str]:
+    """The engine called ``name`` and what it is, for the report. ``static``: our own batches that run to their end together.
+
+    An engine that has nothing to do leaves the model to the others. Without ``end_ids`` texts end by their length or by a loop.
+    """
+    attention = str(loaded.facts["attention"])
+    static = PlainEngine(loaded.model, plan, end_ids=end_ids, pad_id=pad_id, attention=attention)
+    if plan.placement != "device":
+        return static, f"static batches (the KV cache is {plan.placement})"
+    if name == "static":
+        return static, "static batches"
+    with attention_as(loaded.model, attention):
+        if name == "overnight":
+            return _overnight(loaded, plan, end_ids, static)
+        return _library(name, loaded, plan, end_ids, pad_id, static, attention)
+
+
+def _overnight(loaded: LoadedModel, plan: Plan, end_ids: Sequence[int], static: PlainEngine) -> tuple[Engine, str]:
+    reason = unsupported(loaded.model, plan)
+    if reason is not None:
+        return static, f"static batches; continuous batching and prefix reuse are off for this model: {reason}"
+    window = sliding_window(loaded.model.config)
+    engine = ContinuousEngine(loaded.model, plan, end_ids=end_ids, static=static, window=window)
+    return engine, "continuous batching over packed passes"
+
+
+def _library(
+    name: Decoder, loaded: LoadedModel, plan: Plan, end_ids: Sequence[int], pad_id: int, static: PlainEngine, attention: str
+) -> tuple[Engine, str]:
+    kind = _library_kind(name)
+    reason = _unsuited(kind, loaded, plan, pad_id, attention)
+    if reason is not None:
+        return static, f"static batches; {_LIBRARY_WORDS[name]} is off for this model: {reason}"
+    engine = kind(loaded.model, plan, end_ids=end_ids, pad_id=pad_id, static=static, attention=attention)
+    return engine, f"texts by {_LIBRARY_WORDS[name]}, scores in static batches"
+
+
+def _library_kind(name: Decoder) -> type[LibraryEngine]:
+    if name == "transformers":
+        from pipeline.engine.library_generate import GenerateEngine
+
+        return GenerateEngine
+    from pipeline.engine.library_continuous import ContinuousLibraryEngine
+
+    return ContinuousLibraryEngine
+
+
+def _unsuited(kind: type[LibraryEngine], loaded: LoadedModel, plan: Plan, pad_id: int, attention: str) -> str | None:
+    if not kind.spread and (reason := spread(loaded.model)) is not None:
+        return reason
+    static = PlainEngine(loaded.model, plan, end_ids=(), pad_id=pad_id, attention=attention)
+    trial = kind(loaded.model, plan, end_ids=(), pad_id=pad_id, static=static, attention=attention)
+    return disagreement(trial, loaded.model, plan)
