@@ -149,7 +149,7 @@ class Night:
         try:
             self._ledger.drop(self._run, list(self._under_way), "interrupted", reason)
             if self._crew.waiting:
-                self._ledger.annotate_run(self._run, waiting=self._crew.waiting)
+                self._ledger.annotate_run(self._run, waiting=self._crew.waiting, peaks=self._crew.peaks)
             self._ledger.end_run(self._run, exit_code, reason)
             self._tell(Progress("reporting"))
             write_report(self._ledger, self._directory.path)

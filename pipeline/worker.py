@@ -26,6 +26,7 @@ from pipeline.config import parse_config
 from pipeline.engine.base import Engine
 from pipeline.errors import OvernightError
 from pipeline.records import Plan
+from pipeline.vitals import peak_card_bytes, peak_resident_bytes, resident_bytes
 from pipeline.wire import pack_generation, read_message, unpack_request, write_message
 
 _PULSE_SECONDS = 1.0
@@ -61,17 +62,20 @@ def main() -> None:
         backend = open_backend(parse_config(inbox.get()["config"]))
         backend.tokenizer()
         order = inbox.get()
+        before_bytes = resident_bytes()
         engine, facts = backend.open_engine(_plan(order["plan"]), Path(order["offload_folder"]), say)
     except OvernightError as error:
         write_message(outbox, {"refused": [type(error).__name__, str(error)]})
         return
     engine.listener = _Reporter(outbox)
-    write_message(outbox, {"loaded": dict(facts)})
+    write_message(outbox, {"loaded": {**facts, "process_bytes": before_bytes}})
     _serve(engine, inbox, outbox)
 
 
 def _serve(engine: Engine, inbox: queue.Queue[dict[str, Any]], outbox: BinaryIO) -> None:
-    """Work off what comes. Each message of replies tells how long the model has waited for requests since it was loaded."""
+    """Work off what comes. Each message of replies tells how long the model has waited for requests since it was loaded, and the most
+    memory that was held.
+    """
     loaded, waited_seconds = time.monotonic(), 0.0
     while True:
         while engine.idle or not inbox.empty():
@@ -83,7 +87,8 @@ def _serve(engine: Engine, inbox: queue.Queue[dict[str, Any]], outbox: BinaryIO)
         finished = engine.step()
         if finished:
             waiting = [waited_seconds, time.monotonic() - loaded]
-            write_message(outbox, {"replies": [pack_generation(generation) for generation in finished], "waiting": waiting})
+            peaks = [peak_resident_bytes(), peak_card_bytes()]
+            write_message(outbox, {"replies": list(map(pack_generation, finished)), "waiting": waiting, "peaks": peaks})
 
 
 def _listen(stream: BinaryIO) -> queue.Queue[dict[str, Any]]:
