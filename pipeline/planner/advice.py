@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from pipeline.planner.describing import amount
-from pipeline.planner.rooms import Need, Room, Wish
+from pipeline.planner.rooms import CACHE_SHARE, Need, Room, Wish
 from pipeline.planner.shape import ModelShape
 
 _SHORTEST_USEFUL_TOKENS = 512
 _LESS: dict[str, tuple[str, ...]] = {"none": ("int8", "nf4"), "int8": ("nf4",), "nf4": ()}
 
 
-def next_steps(shape: ModelShape, need: Need, have: Room, wish: Wish, verdict: str, rows: int) -> list[str]:
+def next_steps(
+    shape: ModelShape, need: Need, have: Room, wish: Wish, verdict: str, rows: int
+) -> list[str]:  # fmt: skip
     """What would have to change for the next better step, the cheapest first."""
     if verdict == "resident":
         most = wish.rows or have.most_rows
         if rows >= most:
             return []
-        more = shape.kv_bytes(wish.typical_tokens, wish.dtype, rows)
+        more = shape.kv_bytes(wish.typical_tokens, wish.dtype, rows) / CACHE_SHARE
         return [f"{amount(more / have.usable_share)} more {have.memory_name} would let {2 * rows} rows decode together instead of {rows}"]
     found = []
     left = have.device_bytes - need.weights_bytes - need.activation_bytes
@@ -34,6 +36,8 @@ def next_steps(shape: ModelShape, need: Need, have: Room, wish: Wish, verdict: s
             break
     if verdict == "does not fit" and wish.quantization != "none":
         found.append("with model.quantization none the weights may be split over card, RAM and disk, which works but is slow")
+    if verdict == "does not fit" and have.on_card and need.together_bytes <= have.ram_bytes:
+        found.append(f"with model.device_map cpu everything is computed in RAM ({amount(have.ram_bytes)} may be used), slowly")
     short = need.together_bytes - have.device_bytes
     found.append(f"{amount(short / have.usable_share)} more {have.memory_name} would hold everything")
     return found

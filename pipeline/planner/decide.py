@@ -13,19 +13,11 @@ from typing import Literal
 from pipeline.planner.advice import next_steps, warnings_about
 from pipeline.planner.describing import amount, duration
 from pipeline.planner.hardware import Hardware
-from pipeline.planner.rooms import Need, Room, Wish, rooms
+from pipeline.planner.peaks import CARD_CONTEXT_BYTES, LIBRARY_BYTES, activations_bytes, mapped_bytes, slots_bytes, stored
+from pipeline.planner.rooms import CACHE_SHARE, Need, Room, Wish, rooms
 from pipeline.planner.shape import ModelShape
-from pipeline.planner.throughput import (
-    Duration,
-    Speed,
-    Step,
-    cache_write_bytes,
-    decode_step,
-    load_seconds,
-    prefill_seconds,
-    reuse_crossover_tokens,
-    work_duration,
-)
+from pipeline.planner.throughput import Duration, Step, cache_write_bytes
+from pipeline.planner.timing import TaskTime, Timing
 
 Verdict = Literal["resident", "cache offloaded", "split", "does not fit"]
 Place = Literal["device", "ram", "disk"]
@@ -36,6 +28,8 @@ __all__ = ["Forecast", "Wish", "decide", "describe"]
 class Forecast:
     """What will be where, how much of it, how fast and for how long. Bytes by place; None: not known, as a rate is not.
 
+    ``ram_mapped_bytes`` of the RAM peak are pages of the weight files, which the system takes back when memory is short.
+    ``cache_room_bytes`` is what rows may fill together.
     ``reasons`` follow the decision in order; ``next_steps`` say what would have to change for the next better one.
     """
 
@@ -47,11 +41,17 @@ class Forecast:
     vram_peak_bytes: int
     ram_peak_bytes: int
     disk_peak_bytes: int
+    ram_mapped_bytes: int
+    activation_bytes: int
+    cache_bytes: int
+    cache_room_bytes: int
+    transfer_bytes: int
     step: Step | None
     load_seconds: float | None
     prefill_seconds: float | None
     crossover_tokens: int | None
     work: Duration | None
+    tasks: tuple[TaskTime, ...]
     store_bytes: int | None
     layout: Literal["instructions_first", "document_first"]
     keep_documents: bool
@@ -67,46 +67,95 @@ class Forecast:
 
 def decide(shape: ModelShape, hardware: Hardware, wish: Wish) -> Forecast:
     """Where everything goes on this machine. Never raises for what does not fit: the verdict says it."""
-    need = Need.of(shape, wish.quantization, wish.dtype, wish.context_tokens, wish.chunk_tokens)
-    have = rooms(hardware)
+    have = rooms(hardware, wish.process_bytes)
+    chunk = wish.chunk_tokens or have.chunk_tokens
+    need = Need.of(shape, wish.quantization, wish.dtype, wish.context_tokens, chunk, have.on_card)
     reasons = [_about(shape, need, wish, have)]
-    verdict, weights, cache_place = _place(need, have, wish.quantization, reasons)
-    typical = wish.typical_tokens
-    rows = _rows(shape, need, have, wish, weights, cache_place) if verdict != "does not fit" else 0
-    cache = max(need.row_bytes, shape.kv_bytes(typical, wish.dtype, rows)) if rows else 0
-    steps = next_steps(shape, need, have, wish, verdict, rows)
-    warnings = warnings_about(shape, need, wish, verdict, have)
-    speed = Speed(hardware.rates)
-    timing = _Timing.of(shape, have, speed, wish, weights, cache_place, rows) if rows else _Timing()
+    verdict, weights, cache_place = _place(need, have, wish, reasons)
+    room = _cache_room(have, need, weights, cache_place)
+    rows = _rows(shape, have, wish, room) if verdict != "does not fit" else 0
+    timing = Timing.of(shape, have, hardware.rates, wish, weights, cache_place, rows) if rows else Timing()
     reasons += _rows_and_time(rows, timing, wish, have)
     layout, keep, store = _store(shape, timing, wish, reasons)
     if have.on_card and verdict == "resident":
         reasons.append(
             "it fits in the card's memory: if many people wait for answers, serve it with vLLM or TGI; for a night's work stay here"
         )
-    on_device = weights["device"] + need.activation_bytes + (cache if cache_place == "device" else 0)
-    in_ram = weights["ram"] + (cache if cache_place == "ram" else 0)
+    peaks = _peaks(shape, wish, have, need, chunk, weights, cache_place, rows)
+    moved = weights["ram"] + weights["disk"]
     return Forecast(
         verdict=verdict,
         weights_bytes=weights,
         cache_place=cache_place,
         rows=rows,
         context_tokens=wish.context_tokens,
-        vram_peak_bytes=on_device if have.on_card else 0,
-        ram_peak_bytes=in_ram if have.on_card else on_device + in_ram,
-        disk_peak_bytes=weights["disk"] + (cache if cache_place == "disk" else 0) + (store if keep and store else 0),
+        vram_peak_bytes=peaks.vram,
+        ram_peak_bytes=peaks.ram,
+        disk_peak_bytes=weights["disk"] + (peaks.cache if cache_place == "disk" else 0) + (store if keep and store else 0),
+        ram_mapped_bytes=peaks.mapped,
+        activation_bytes=peaks.activations,
+        cache_bytes=peaks.cache,
+        cache_room_bytes=room,
+        transfer_bytes=moved + (shape.kv_bytes(wish.typical_tokens, wish.dtype, rows) if cache_place != "device" else 0),
         step=timing.step,
         load_seconds=timing.load,
         prefill_seconds=timing.prefill,
         crossover_tokens=timing.crossover,
         work=timing.work,
+        tasks=timing.tasks,
         store_bytes=store,
         layout=layout,
         keep_documents=keep,
         reasons=tuple(reasons),
-        next_steps=tuple(steps),
-        warnings=tuple(warnings),
+        next_steps=tuple(next_steps(shape, need, have, wish, verdict, rows)),
+        warnings=tuple(warnings_about(shape, need, wish, verdict, have)),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Peaks:
+    vram: int
+    ram: int
+    mapped: int
+    activations: int
+    cache: int
+
+
+def _peaks(
+    shape: ModelShape, wish: Wish, have: Room, need: Need, chunk: int, weights: dict[Place, int], cache_place: Place, rows: int
+) -> _Peaks:  # fmt: skip
+    """The fullest moment: while the weights are read, or while the longest rows are under way."""
+    questions = wish.questions
+    if questions and rows:
+        documents = max(load.documents for load in wish.loads)
+        cache = max(
+            slots_bytes(shape, wish.dtype, rows, [question.row_tokens for asked in load.sample for question in asked.questions],
+                        round(load.documents * load.questions_a_document))
+            for load in wish.loads
+        )  # fmt: skip
+        shared = {question.shared_tokens for question in questions if question.shared_tokens}
+        cache += sum(shape.kv_bytes(tokens, wish.dtype) for tokens in shared)
+        own = max(1, sum(question.own_tokens for question in questions) // len(questions))
+        tokens = min(chunk, own * max(1, documents))
+        together = max(1, tokens // own)
+        logits = together * max(question.logits for question in questions)
+        activations = activations_bytes(shape, wish.dtype, tokens, together, 0, have.on_card)
+        activations = max(activations, logits * shape.vocabulary * 4)
+        activations += need.activation_bytes - activations_bytes(
+            shape, wish.dtype, min(chunk, wish.context_tokens), 1, wish.context_tokens - min(chunk, wish.context_tokens), have.on_card
+        )  # what unpacking a quantized weight takes
+    else:
+        cache = max(need.row_bytes, shape.kv_bytes(wish.typical_tokens, wish.dtype, rows)) if rows else 0
+        activations = need.activation_bytes
+    files = stored(shape, wish.stored_dtype, wish.dtype)
+    on_device = weights["device"] + activations + (cache if cache_place == "device" else 0)
+    in_ram = wish.process_bytes + LIBRARY_BYTES + weights["ram"] + (cache if cache_place == "ram" else 0)
+    if have.on_card:
+        mapped = files.stored_bytes
+        return _Peaks(CARD_CONTEXT_BYTES * have.cards + on_device, in_ram + mapped, mapped, activations, cache)
+    loading = in_ram + weights["device"] + mapped_bytes(files, wish.quantization, working=False)
+    working = in_ram + on_device + mapped_bytes(files, wish.quantization, working=True)
+    return _Peaks(0, max(loading, working), mapped_bytes(files, wish.quantization, working=working >= loading), activations, cache)
 
 
 def _about(shape: ModelShape, need: Need, wish: Wish, have: Room) -> str:
@@ -117,9 +166,12 @@ def _about(shape: ModelShape, need: Need, wish: Wish, have: Room) -> str:
     )
 
 
-def _place(need: Need, have: Room, quantization: str, reasons: list[str]) -> tuple[Verdict, dict[Place, int], Place]:
+def _place(need: Need, have: Room, wish: Wish, reasons: list[str]) -> tuple[Verdict, dict[Place, int], Place]:
     """The first of the steps that works, with its sentence."""
-    name = have.device_name
+    name, quantization = have.device_name, wish.quantization
+    if wish.cache_place == "ram" and have.on_card and need.weights_bytes + need.activation_bytes <= have.device_bytes:
+        reasons.append(f"the cache goes to RAM, as configured ({amount(have.ram_bytes)} that may be used)")
+        return "cache offloaded", {"device": need.weights_bytes, "ram": 0, "disk": 0}, "ram"
     resident: dict[Place, int] = {"device": need.weights_bytes, "ram": 0, "disk": 0}
     if need.together_bytes <= have.device_bytes:
         reasons.append(f"all of it fits {name}: {amount(need.together_bytes)} of {amount(have.device_bytes)} that may be used")
@@ -159,60 +211,24 @@ def _split(need: Need, have: Room, reasons: list[str]) -> tuple[Verdict, dict[Pl
     return "split", weights, "device"
 
 
-def _rows(shape: ModelShape, need: Need, have: Room, wish: Wish, weights: dict[Place, int], cache_place: Place) -> int:
-    """Rows that decode together: from the room left where the cache is."""
-    most = wish.rows or have.most_rows
+def _cache_room(have: Room, need: Need, weights: dict[Place, int], cache_place: Place) -> int:
+    """Bytes that rows may fill together where the cache is."""
     left = {
         "device": have.device_bytes - weights["device"] - need.activation_bytes,
         "ram": have.ram_bytes - weights["ram"],
         "disk": have.disk_bytes - weights["disk"],
     }[cache_place]
+    return max(0, int(left * CACHE_SHARE))
+
+
+def _rows(shape: ModelShape, have: Room, wish: Wish, room: int) -> int:
+    """Rows that decode together in ``room`` bytes."""
+    most = wish.rows or have.most_rows
     row = shape.kv_bytes(wish.typical_tokens, wish.dtype)
-    return max(1, min(most, left // row if row else most))
+    return max(1, min(most, room // row if row else most))
 
 
-@dataclass(frozen=True, slots=True)
-class _Timing:
-    """Times, where the rates for them are known."""
-
-    step: Step | None = None
-    load: float | None = None
-    prefill: float | None = None
-    crossover: int | None = None
-    work: Duration | None = None
-
-    @classmethod
-    def of(
-        cls, shape: ModelShape, have: Room, speed: Speed, wish: Wish, weights: dict[Place, int], cache_place: Place, rows: int
-    ) -> _Timing:
-        if speed.rates.memory_bytes_per_second is None or speed.rates.matmul_per_second is None:
-            return cls()
-        far = weights["ram"] + weights["disk"]
-        tokens = wish.typical_tokens
-        moved = far + (shape.kv_bytes(tokens, wish.dtype, rows) if cache_place != "device" else 0)
-        disk = bool(weights["disk"]) or cache_place == "disk"
-        link = have.link_bytes_per_second(speed.rates, disk)
-        step = decode_step(
-            shape, speed, quantization=wish.quantization, dtype=wish.dtype, rows=rows, tokens=tokens,
-            transferred_bytes=moved, link_bytes_per_second=link,
-        )  # fmt: skip
-        known_disk = speed.rates.disk_read_bytes_per_second is not None
-        work = None
-        if wish.work is not None:
-            work = work_duration(
-                shape, speed, wish.work, quantization=wish.quantization, dtype=wish.dtype, rows=rows, offloaded_bytes=far,
-                cache_offloaded=cache_place != "device", link_bytes_per_second=link,
-            )  # fmt: skip
-        return cls(
-            step=step,
-            load=load_seconds(shape.weights_bytes("none", "bfloat16"), speed.rates) if known_disk else None,
-            prefill=prefill_seconds(shape, wish.context_tokens, speed),
-            crossover=reuse_crossover_tokens(shape, speed, wish.dtype) if known_disk else None,
-            work=work,
-        )
-
-
-def _rows_and_time(rows: int, timing: _Timing, wish: Wish, have: Room) -> list[str]:
+def _rows_and_time(rows: int, timing: Timing, wish: Wish, have: Room) -> list[str]:
     if not rows:
         return []
     found = [f"{rows} row{'' if rows == 1 else 's'} of {wish.typical_tokens:,} tokens decode together in the room that is left"]
@@ -240,17 +256,23 @@ def _rows_and_time(rows: int, timing: _Timing, wish: Wish, have: Room) -> list[s
 
 
 def _store(
-    shape: ModelShape, timing: _Timing, wish: Wish, reasons: list[str]
+    shape: ModelShape, timing: Timing, wish: Wish, reasons: list[str]
 ) -> tuple[Literal["instructions_first", "document_first"], bool, int | None]:
     """Layout and whether documents' caches are worth keeping, with the reason."""
-    if wish.work is None:
+    lengths = [asked.tokens for asked in wish.loads[0].sample] if wish.loads else list(wish.work.lengths) if wish.work else []
+    if not lengths:
         return "instructions_first", False, None
-    size = cache_write_bytes(shape, wish.work, wish.dtype)
+    mean_tokens = sum(lengths) / len(lengths)
+    if wish.loads:
+        size = int(wish.loads[0].total([shape.kv_bytes(tokens, wish.dtype) for tokens in lengths]).value)
+    else:
+        assert wish.work is not None
+        size = cache_write_bytes(shape, wish.work, wish.dtype)
     if wish.tasks < 2:
         reasons.append("one task only: instructions come first, so that all prompts share them; documents' caches would not be read again")
         return "instructions_first", False, size
     crossover = timing.crossover
-    if crossover is None or wish.work.mean_tokens <= crossover:
+    if crossover is None or mean_tokens <= crossover:
         why = "reading a stored cache never beats computing it here" if crossover is None else f"only beyond {crossover:,} tokens it pays"
         reasons.append(f"documents' caches are not kept: {why}")
         return "instructions_first", False, size

@@ -36,8 +36,13 @@ class Rates:
     from_device_pinned_bytes_per_second: float | None = None
     from_device_bytes_per_second: float | None = None
     dequantize_weights_per_second: float | None = None  # nf4 unpacked before the product; None where that is not the bottleneck
-    prefill_tokens_per_second: float | None = None  # of one model, calibrated by `bench`; replaces the formulas
-    decode_tokens_per_second: float | None = None
+    # Of one model, calibrated by `bench` or `plan --measure`; they scale the formulas to what was measured at these sizes.
+    prefill_tokens_per_second: float | None = None
+    prefill_at_tokens: int | None = None
+    decode_tokens_per_second: float | None = None  # all rows together
+    decode_at_rows: int | None = None
+    decode_at_tokens: int | None = None
+    load_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,22 +1,22 @@
-"""From a model's shape, a machine and a configuration to a frozen Plan, with its reasons in sentences."""
+"""From a model's shape, a machine and a configuration to a frozen Plan and the Forecast that it follows from."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 from pipeline.config import Config
 from pipeline.errors import ConfigError, DoesNotFit
+from pipeline.planner.decide import Forecast, decide
 from pipeline.planner.hardware import Hardware
+from pipeline.planner.peaks import PROCESS_BYTES
+from pipeline.planner.rooms import CHUNK_TOKENS_ON_CARD, CHUNK_TOKENS_ON_CPU, ROWS_ON_CARD, ROWS_ON_CPU, USABLE_SHARE, Wish
 from pipeline.planner.shape import ModelShape
 from pipeline.records import Plan
 
-# The most rows a batch may have; the engine finds by a ramp how many of them pay. Beyond these none gained on any machine measured.
-_CPU_ROWS, _GPU_ROWS = 64, 256
-_CPU_CHUNK_TOKENS, _GPU_CHUNK_TOKENS = 1024, 4096
-# Share of the memory left beside the weights that the KV cache of a batch may take; the rest is for activations, the
-# copies made while a cache grows by concatenation, and other programs.
-_KV_SHARE = 0.4
+# A prompt that is not even as long as this is of no use.
+_LEAST_TOKENS = 512
 
 
 def choose_layout() -> Literal["instructions_first", "document_first"]:
@@ -29,43 +29,79 @@ def choose_layout() -> Literal["instructions_first", "document_first"]:
 
 def make_plan(config: Config, shape: ModelShape, hardware: Hardware, resolved: Mapping[str, Any]) -> Plan:
     """Decide batch shape, KV placement and context. ``resolved`` holds dtype and layout. Raises DoesNotFit or ConfigError."""
-    reasons: list[str] = []
-    dtype, on_gpu = str(resolved["dtype"]), bool(hardware.gpu_bytes) and config.model.device_map == "auto"
-    context = _context(config, shape, reasons)
-    placement = _placement(config, on_gpu, reasons)
-    kv_bytes = shape.kv_bytes_per_token(dtype)
+    return plan_of(config, shape, hardware, resolved, decide(shape, usable(config, hardware), wish_of(config, shape, resolved)))
+
+
+def usable(config: Config, hardware: Hardware) -> Hardware:
+    """The machine as far as the configuration lets it be used: ``device_map`` and ``max_memory``."""
+    cards = hardware.gpu_bytes if config.model.device_map == "auto" else ()
+    asked = config.model.max_memory or {}
+    listed = [device for device in asked if isinstance(device, int)]
+    if listed:  # cards that are not named are not used
+        cards = tuple(min(cards[device], int(asked[device] / USABLE_SHARE)) for device in listed if device < len(cards))
+    ram = min(hardware.ram_bytes, int(asked["cpu"] / USABLE_SHARE)) if "cpu" in asked else hardware.ram_bytes
+    return replace(hardware, gpu_bytes=cards, ram_bytes=ram)
+
+
+def wish_of(
+    config: Config, shape: ModelShape, resolved: Mapping[str, Any], *, process_bytes: int = PROCESS_BYTES, stored_dtype: str | None = None
+) -> Wish:  # fmt: skip
+    """What the configuration asks for. Raises ConfigError."""
+    if config.kv_cache.placement == "disk":
+        raise ConfigError("kv_cache.placement: disk is not available in this version; use offloaded (host RAM), or auto")
+    asked = {"auto": None, "device": "device", "offloaded": "ram"}[config.kv_cache.placement]
+    return Wish(
+        quantization=config.model.quantization,
+        dtype=str(resolved["dtype"]),
+        context_tokens=_context(config, shape),
+        rows=config.engine.batch_rows,
+        chunk_tokens=config.engine.prefill_chunk_tokens,
+        tasks=len(config.tasks),
+        store_quota_bytes=config.kv_cache.store.quota,
+        process_bytes=process_bytes,
+        stored_dtype=stored_dtype,
+        cache_place=asked,  # type: ignore[arg-type]  # the table holds just these
+    )
+
+
+def plan_of(config: Config, shape: ModelShape, hardware: Hardware, resolved: Mapping[str, Any], forecast: Forecast) -> Plan:
+    """The decisions of ``forecast`` as the engine obeys them. Raises DoesNotFit."""
+    machine = usable(config, hardware)
+    on_card, context, dtype = bool(machine.gpu_bytes), forecast.context_tokens, str(resolved["dtype"])
+    rows = config.engine.batch_rows or (ROWS_ON_CARD if on_card else ROWS_ON_CPU)
+    tokens = config.engine.batch_tokens or _tokens_in_batch(shape, forecast.cache_room_bytes, rows, context, dtype)
+    if tokens < min(context, _LEAST_TOKENS) or (not forecast.fits and _refuses(forecast, shape)):
+        raise DoesNotFit(_sentence(shape, forecast, context, dtype))
+    reasons = [*forecast.reasons, *_about_context(config, shape, context), *_about_cache(config, on_card)]
     if shape.assumed and shape.family:
         reasons.append(f"the planner does not know the family {shape.family}; its memory is reckoned as that of a Llama of its widths")
-    weights = weights_bytes(shape, config.model.quantization, dtype)
-    free = sum(hardware.gpu_bytes) if on_gpu and placement == "device" else hardware.ram_bytes
-    beside = weights if not (on_gpu and placement == "offloaded") else 0
-    kv_room = int(max(0, free - beside) * _KV_SHARE)
-    reasons.append(
-        f"{shape.describe()}: {kv_bytes / 1024:.0f} KiB of KV cache a token; "
-        f"about {weights / 2**20:.0f} MiB of weights in {config.model.quantization} ({dtype}); "
-        f"{free / 2**30:.1f} GiB free, {kv_room / 2**30:.1f} GiB of it for the KV cache"
-    )
-    rows = config.engine.batch_rows or (_GPU_ROWS if on_gpu else _CPU_ROWS)
-    tokens = config.engine.batch_tokens or _tokens_in_batch(shape, kv_room, rows, context, dtype)
-    if tokens < min(context, 512):
-        raise DoesNotFit(
-            f"the KV cache of one prompt of {min(context, 512)} tokens needs {shape.kv_bytes(min(context, 512), dtype) / 2**20:.0f} MiB, "
-            f"{kv_room / 2**20:.0f} MiB are left beside the weights; use a smaller model, quantization nf4, kv_cache.placement offloaded, "
-            "or a smaller model.context_tokens"
-        )
     return Plan(
         dtype=dtype,
         quantization=config.model.quantization,
-        placement=placement,
+        placement=_placement(config, forecast, on_card),
         layout=resolved["layout"],
         context_tokens=context,
         max_batch_rows=rows,
-        batch_tokens=max(tokens, min(context, 512)),
-        prefill_chunk_tokens=config.engine.prefill_chunk_tokens or (_GPU_CHUNK_TOKENS if on_gpu else _CPU_CHUNK_TOKENS),
-        kv_bytes_per_token=kv_bytes,
+        batch_tokens=max(tokens, min(context, _LEAST_TOKENS)),
+        prefill_chunk_tokens=config.engine.prefill_chunk_tokens or (CHUNK_TOKENS_ON_CARD if on_card else CHUNK_TOKENS_ON_CPU),
+        kv_bytes_per_token=shape.kv_bytes_per_token(dtype),
         threads=config.engine.threads or hardware.cores,
         reasons=tuple(reasons),
     )
+
+
+def _refuses(forecast: Forecast, shape: ModelShape) -> bool:
+    """Whether it is certain enough to refuse: of a family that is known, and not for want of room for the longest possible row alone."""
+    return not (shape.assumed and shape.family) and not forecast.cache_room_bytes
+
+
+def _sentence(shape: ModelShape, forecast: Forecast, context: int, dtype: str) -> str:
+    least = min(context, _LEAST_TOKENS)
+    left = f"the KV cache of one prompt of {least} tokens needs {shape.kv_bytes(least, dtype) / 2**20:.0f} MiB, "
+    left += f"{forecast.cache_room_bytes / 2**20:.0f} MiB are left for it beside the weights and a pass"
+    remedies = "use a smaller model, quantization nf4, kv_cache.placement offloaded, or a smaller model.context_tokens"
+    steps = "; ".join(forecast.next_steps)
+    return f"{left} ({forecast.reasons[-1]}); {remedies}" + (f". {steps[:1].upper()}{steps[1:]}" if steps else "")
 
 
 def _tokens_in_batch(shape: ModelShape, room_bytes: int, rows: int, context: int, dtype: str) -> int:
@@ -82,21 +118,27 @@ def weights_bytes(shape: ModelShape, quantization: str, dtype: str) -> int:
     return shape.weights_bytes(quantization, dtype)
 
 
-def _context(config: Config, shape: ModelShape, reasons: list[str]) -> int:
+def _context(config: Config, shape: ModelShape) -> int:
     wanted = config.model.context_tokens
     if wanted is not None and wanted > shape.context_tokens:
         raise ConfigError(f"model.context_tokens is {wanted:,}, the model itself reads at most {shape.context_tokens:,}")
-    context = wanted or shape.context_tokens
-    reasons.append(f"prompts up to {context:,} tokens" + (f" (the model's own limit is {shape.context_tokens:,})" if wanted else ""))
-    return context
+    return wanted or shape.context_tokens
 
 
-def _placement(config: Config, on_gpu: bool, reasons: list[str]) -> Literal["device", "offloaded"]:
-    asked = config.kv_cache.placement
-    if asked == "disk":
-        raise ConfigError("kv_cache.placement: disk is not available in this version; use offloaded (host RAM), or auto")
-    if asked == "auto":
-        reasons.append("KV cache on the device" if on_gpu else "KV cache on the device: without a GPU there is nothing to offload from")
-        return "device"
-    reasons.append(f"KV cache {asked}, as configured")
-    return asked
+def _about_context(config: Config, shape: ModelShape, context: int) -> list[str]:
+    own = f" (the model's own limit is {shape.context_tokens:,})" if config.model.context_tokens else ""
+    return [f"prompts up to {context:,} tokens{own}"]
+
+
+def _about_cache(config: Config, on_card: bool) -> list[str]:
+    if config.kv_cache.placement == "auto":
+        return [] if on_card else ["KV cache on the device: without a GPU there is nothing to offload from"]
+    return [f"KV cache {config.kv_cache.placement}, as configured"]
+
+
+def _placement(config: Config, forecast: Forecast, on_card: bool) -> Literal["device", "offloaded"]:
+    if config.kv_cache.placement == "auto":
+        return "offloaded" if on_card and forecast.cache_place != "device" else "device"
+    return "offloaded" if config.kv_cache.placement == "offloaded" else "device"
+
+

@@ -3,38 +3,61 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from pipeline.planner.describing import amount
 from pipeline.planner.hardware import Hardware, Rates
+from pipeline.planner.peaks import CARD_CONTEXT_BYTES, LIBRARY_BYTES, PROCESS_BYTES, activations_bytes
 from pipeline.planner.shape import ModelShape
 from pipeline.planner.throughput import Workload, dequantized_bytes
+from pipeline.planner.work import Question, TaskLoad
 
 # Share of the free memory that may be used; the rest is for the driver, the allocator's gaps and other programs.
 USABLE_SHARE = 0.9
-# Rows beyond these gain little (as in planner/plan.py).
-_ROWS_ON_CARD, _ROWS_ON_CPU = 64, 32
+# The most rows a batch may have; the engine finds by a ramp how many of them pay. Beyond these none gained on any machine measured.
+ROWS_ON_CARD, ROWS_ON_CPU = 256, 64
+CHUNK_TOKENS_ON_CARD, CHUNK_TOKENS_ON_CPU = 4096, 1024
+# Of the room beside weights and activations, what rows may fill: storage of rows grows by doubling, so that as much again may be allocated.
+CACHE_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is asked for. ``rows`` None: as many as fit. ``tasks`` ask about the same documents."""
+    """What is asked for. ``rows`` None: as many as fit. ``tasks`` ask about the same documents.
+
+    ``chunk_tokens`` None: what suits the device. ``loads``: what sampled documents would ask, a task each; ``work`` is a plainer way to
+    say it. ``process_bytes``: of a worker after its imports. ``stored_dtype``: numbers of the weight files. ``cache_place``: where the
+    configuration wants the cache; None leaves it open.
+    """
 
     quantization: str
     dtype: str
     context_tokens: int
     rows: int | None = None
-    chunk_tokens: int = 1024
+    chunk_tokens: int | None = None
     tasks: int = 1
     work: Workload | None = None
     store_quota_bytes: int = 0
     deadline_seconds: float | None = None
+    loads: tuple[TaskLoad, ...] = ()
+    process_bytes: int = PROCESS_BYTES
+    stored_dtype: str | None = None
+    cache_place: Literal["device", "ram"] | None = None
 
     @property
     def typical_tokens(self) -> int:
         """Length of a row: of a mean document with what is asked and answered, or the whole context where no documents are known."""
+        rows = [question.shared_tokens + question.own_tokens + question.new_tokens for question in self.questions]
+        if rows:
+            return min(self.context_tokens, max(1, sum(rows) // len(rows)))
         if self.work is None or not self.work.lengths:
             return self.context_tokens
         return min(self.context_tokens, int(self.work.mean_tokens) + self.work.instruction_tokens + self.work.output_tokens)
+
+    @property
+    def questions(self) -> list[Question]:
+        """Of the sampled documents, in all tasks."""
+        return [question for load in self.loads for asked in load.sample for question in asked.questions]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +70,14 @@ class Need:
     layer_bytes: int
 
     @classmethod
-    def of(cls, shape: ModelShape, quantization: str, dtype: str, context_tokens: int, chunk_tokens: int) -> Need:
+    def of(cls, shape: ModelShape, quantization: str, dtype: str, context_tokens: int, chunk_tokens: int, on_card: bool = True) -> Need:
         """Of a model in a quantization. A prefill chunk is one row's, the worst case for a mask."""
         weights = shape.weights_bytes(quantization, dtype)
         outside = sum(
             weight.stored_bytes(quantization, dtype) for weight in shape.weights if weight.module in {"embeddings", "head", "vision"}
         )
         chunk = min(chunk_tokens, context_tokens)
-        activation = shape.activation_bytes(chunk, dtype, 1, context_tokens - chunk)
+        activation = activations_bytes(shape, dtype, chunk, 1, context_tokens - chunk, on_card)
         unpacked = dequantized_bytes(shape, dtype) if quantization != "none" else 0
         layer = (weights - outside) // max(shape.layers, 1)
         return cls(weights, shape.kv_bytes(context_tokens, dtype), activation + unpacked, layer)
@@ -80,7 +103,12 @@ class Room:
     @property
     def most_rows(self) -> int:
         """Rows worth decoding together."""
-        return _ROWS_ON_CARD if self.on_card else _ROWS_ON_CPU
+        return ROWS_ON_CARD if self.on_card else ROWS_ON_CPU
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens of one pass that suit the device."""
+        return CHUNK_TOKENS_ON_CARD if self.on_card else CHUNK_TOKENS_ON_CPU
 
     @property
     def device_name(self) -> str:
@@ -114,14 +142,14 @@ class Room:
         )
 
 
-def rooms(hardware: Hardware) -> Room:
-    """Of a machine. Without a card the model computes in RAM, and nothing is left beside it."""
+def rooms(hardware: Hardware, process_bytes: int = PROCESS_BYTES) -> Room:
+    """Of a machine, beside the process itself. Without a card the model computes in RAM, and nothing is left beside it."""
     on_card = bool(hardware.gpu_bytes)
-    ram = int(hardware.ram_bytes * USABLE_SHARE)
+    ram = max(0, int(hardware.ram_bytes * USABLE_SHARE) - process_bytes - LIBRARY_BYTES)
     return Room(
         on_card=on_card,
         cards=len(hardware.gpu_bytes),
-        device_bytes=int(hardware.vram_bytes * USABLE_SHARE) if on_card else ram,
+        device_bytes=max(0, int(hardware.vram_bytes * USABLE_SHARE) - CARD_CONTEXT_BYTES * len(hardware.gpu_bytes)) if on_card else ram,
         ram_bytes=ram if on_card else 0,
         disk_bytes=max((disk.free_bytes for disk in hardware.disks), default=0),
         link=hardware.link,

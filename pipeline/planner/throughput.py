@@ -67,9 +67,12 @@ def _mean_seen(tokens: int, past: int, window: int | None) -> float:
 
 
 def prefill_seconds(shape: ModelShape, tokens: int, speed: Speed, past_tokens: int = 0) -> float:
-    """Time to read ``tokens`` tokens of one row. A calibrated rate, if there is one, replaces the formula's linear part."""
-    if speed.rates.prefill_tokens_per_second:
-        return tokens / speed.rates.prefill_tokens_per_second
+    """Time to read ``tokens`` tokens of one row. A calibrated rate, if there is one, takes the place of the machine's arithmetic."""
+    rate, at = speed.rates.prefill_tokens_per_second, speed.rates.prefill_at_tokens
+    if rate and not at:
+        return tokens / rate
+    if rate and at:
+        return prefill_operations(shape, tokens, past_tokens) * (at / rate) / prefill_operations(shape, at)
     return prefill_operations(shape, tokens, past_tokens) / speed.arithmetic
 
 
@@ -115,17 +118,27 @@ def decode_step(
     ``transferred_bytes`` come over a link at each step: offloaded weights, or an offloaded cache. nf4 is unpacked first where
     ``dequantize_weights_per_second`` says that this takes time (on CPUs it does).
     """
+    parts = _resident_parts(shape, speed, quantization, dtype, rows, tokens)
+    rates = speed.rates
+    if rates.decode_tokens_per_second and (rates.decode_at_rows or rows == 1):
+        at_rows = rates.decode_at_rows or 1
+        there = _resident_parts(shape, speed, quantization, dtype, at_rows, rates.decode_at_tokens or tokens)
+        factor = at_rows / rates.decode_tokens_per_second / max(there[0] + there[1], there[2])
+        parts = (parts[0] * factor, parts[1] * factor, parts[2] * factor)  # the sum is known, the parts keep their proportion
+    transfer = transferred_bytes / link_bytes_per_second if transferred_bytes and link_bytes_per_second else 0.0
+    return Step(*parts, transfer, transfer <= max(parts[0] + parts[1], parts[2]))
+
+
+def _resident_parts(
+    shape: ModelShape, speed: Speed, quantization: str, dtype: str, rows: int, tokens: int
+) -> tuple[float, float, float]:
+    """Seconds of one step by the formulas: reading the weights, reading the cache, multiplying."""
     weights = shape.read_bytes_per_step(quantization, dtype, rows) / speed.memory
     unpacking = speed.rates.dequantize_weights_per_second
     if quantization == "nf4" and unpacking:
         weights += sum(weight.parameters for weight in shape.weights if weight.shrinks) / unpacking
     cache = shape.kv_bytes(tokens, dtype, rows) / speed.memory
-    compute = 2.0 * shape.matmul_parameters * rows / speed.arithmetic
-    transfer = transferred_bytes / link_bytes_per_second if transferred_bytes and link_bytes_per_second else 0.0
-    if rows == 1 and speed.rates.decode_tokens_per_second:  # calibrated: the sum is known, the parts keep their proportion
-        factor = 1 / speed.rates.decode_tokens_per_second / max(weights + cache, compute)
-        weights, cache, compute = weights * factor, cache * factor, compute * factor
-    return Step(weights, cache, compute, transfer, transfer <= max(weights + cache, compute))
+    return weights, cache, 2.0 * shape.matmul_parameters * rows / speed.arithmetic
 
 
 def transfer_seconds(moved_bytes: int, bytes_per_second: float) -> float:
@@ -160,8 +173,10 @@ def reuse_crossover_tokens(shape: ModelShape, speed: Speed, dtype: str, latency_
 
 
 def _linear_seconds(shape: ModelShape, speed: Speed) -> float:
-    if speed.rates.prefill_tokens_per_second:
+    if speed.rates.prefill_tokens_per_second and not speed.rates.prefill_at_tokens:
         return 1 / speed.rates.prefill_tokens_per_second
+    if speed.rates.prefill_tokens_per_second:
+        return prefill_seconds(shape, 1024, speed) / 1024
     return 2.0 * max(shape.matmul_parameters - shape.vocabulary * shape.hidden, 0) / speed.arithmetic
 
 
