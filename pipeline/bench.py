@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.batching import row_tokens
+from pipeline.calibration import remember
 from pipeline.config import Config
 from pipeline.engine.backend import TransformersBackend
 from pipeline.engine.choice import Decoder
@@ -134,14 +135,25 @@ def bench(config: Config, options: BenchOptions | None = None, say: _Say = lambd
     backend = TransformersBackend(config, say)
     prepared = prepare(config, backend, resolve(config, backend, {}))
     task = _task(prepared, options.task)
-    requests = _requests(task, _documents(config, options.documents), options.to_the_end)
+    requests = first_questions(task, documents_of(config, options.documents), options.to_the_end)
     with tempfile.TemporaryDirectory() as folder:
         contest = backend.open_contest(prepared.plan, Path(folder), say, to_the_end=options.to_the_end)
         result = _Bench(contest, task, requests, options, say).run()
+        _calibrate(config, str(prepared.plan.dtype), task, contest, requests, result, options)
         decoder = fastest(result)
         if decoder is not None:
             backend.keep_decoder(contest, decoder)
         return result
+
+
+def _calibrate(
+    config: Config, dtype: str, task: Task, contest: Contest, requests: Sequence[Request], result: BenchResult, options: BenchOptions
+) -> None:  # fmt: skip
+    """Let the plan know how fast the model is here, and how long its answers are."""
+    from pipeline.probe import speeds
+
+    written = {task.job.fingerprint: result.output_tokens} if result.output_tokens and not options.to_the_end else {}
+    remember(config, dtype, **speeds(contest, requests), output_tokens=written)
 
 
 def fastest(result: BenchResult) -> Decoder | None:
@@ -241,7 +253,8 @@ def _task(prepared: Preparation, name: str | None) -> Task:
     return found[0]
 
 
-def _documents(config: Config, count: int) -> list[Document]:
+def documents_of(config: Config, count: int) -> list[Document]:
+    """The first ``count`` documents. Raises UsageError where there are fewer than two."""
     rows = (item for item in read_source(config.source, ()) if isinstance(item, Document))
     documents = list(itertools.islice(rows, count))
     if len(documents) < 2:
@@ -249,7 +262,7 @@ def _documents(config: Config, count: int) -> list[Document]:
     return documents
 
 
-def _requests(task: Task, documents: Sequence[Document], to_the_end: bool) -> list[Request]:
+def first_questions(task: Task, documents: Sequence[Document], to_the_end: bool) -> list[Request]:
     """The first question of every document; of one read in parts, its first part."""
     flight = Flight(per_work=1)
     for document in {task.job.key(document): document for document in documents}.values():

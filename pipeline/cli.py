@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline.cli_plan import plan
 from pipeline.errors import EXIT_DONE, EXIT_FAULT, EXIT_STOPPED, EXIT_USAGE, OvernightError
 
 if TYPE_CHECKING:
@@ -68,29 +69,7 @@ def run(
     raise typer.Exit(result.exit_code)
 
 
-@app.command()
-def plan(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Show what a run would decide on this machine, without loading weights."""
-    import dataclasses
-
-    from pipeline.backends import open_backend
-    from pipeline.config import load_config
-    from pipeline.preparation import prepare, resolve
-
-    settings = load_config(config, overrides or ())
-    backend = open_backend(settings)
-    prepared = prepare(settings, backend, resolve(settings, backend, {}))
-    facts = {
-        "plan": dataclasses.asdict(prepared.plan),
-        "tasks": {task.job.name: task.job.fingerprint for task in prepared.tasks},
-        "notes": prepared.notes,
-    }
-    lines = [
-        *prepared.plan.reasons,
-        f"batches of at most {prepared.plan.max_batch_rows} rows and {prepared.plan.batch_tokens:,} tokens",
-        *prepared.notes,
-    ]
-    _print(facts if as_json else None, lines)
+app.command()(plan)
 
 
 @app.command()

@@ -1,21 +1,54 @@
-"""Before the night: what ``auto`` means here, the tasks bound to the model, their identities, the plan."""
+"""Before the night: what ``auto`` means here, the tasks bound to the model, their identities, the plan and its forecast."""
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from pipeline.calibration import Calibration, calibrated, recall
 from pipeline.config import Config
 from pipeline.engine.base import Backend
-from pipeline.errors import ConfigError
-from pipeline.planner.hardware import probe
-from pipeline.planner.plan import choose_layout, make_plan
-from pipeline.planner.shape import model_shape
+from pipeline.engine.demo_model import cache_folder
+from pipeline.errors import CannotPlan, ConfigError
+from pipeline.planner.decide import Forecast, decide
+from pipeline.planner.hardware import Hardware, probe
+from pipeline.planner.measure import known_rates, with_rates
+from pipeline.planner.plan import choose_layout, plan_of, usable, wish_of
+from pipeline.planner.rooms import Wish
+from pipeline.planner.shape import ModelShape, model_shape
+from pipeline.planner.work import TaskLoad
 from pipeline.prompts import PROMPT_FORMAT, FrameBuilder
 from pipeline.records import Plan, Sampling
+from pipeline.stopping import seconds_until
 from pipeline.tasks import Setting, Task, build_task
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What a plan stands on: the model's shape, the machine as far as it may be used, what is asked for, what was measured.
+
+    ``cannot_plan`` says why the shape is only a guess; then there is a batch size, but no forecast.
+    """
+
+    config: Config
+    shape: ModelShape
+    machine: Hardware
+    wish: Wish
+    calibration: Calibration
+    cannot_plan: str | None = None
+
+    def decide(self, loads: Sequence[TaskLoad] = ()) -> Forecast:
+        """The forecast: without documents, or for what they would ask."""
+        deadline = self.config.run.deadline
+        seconds = None if deadline is None else seconds_until(deadline, datetime.datetime.now())
+        return decide(self.shape, usable(self.config, self.machine), replace(self.wish, loads=tuple(loads), deadline_seconds=seconds))
+
+    def plan(self, resolved: Mapping[str, Any]) -> Plan:
+        """The frozen plan, the same whatever the documents are. Raises DoesNotFit."""
+        return plan_of(self.config, self.shape, self.machine, resolved, self.decide())
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +59,11 @@ class Preparation:
     plan: Plan
     identity: Mapping[str, Any]
     notes: tuple[str, ...]
+    ground: Ground
+
+    def forecast(self, loads: Sequence[TaskLoad]) -> Forecast | None:
+        """For what the documents would ask; None where the model's memory is not known."""
+        return None if self.ground.cannot_plan else self.ground.decide(loads)
 
 
 def meant_by_auto(config: Config) -> list[str]:
@@ -47,28 +85,62 @@ def resolve(config: Config, backend: Backend, kept: Mapping[str, Any]) -> dict[s
     return {name: asked[name] or kept.get(name) or found[name] for name in asked}
 
 
+def ground_of(config: Config, backend: Backend, resolved: Mapping[str, Any], machine: Hardware | None = None) -> Ground:
+    """What the plan stands on. ``machine``: one that is not this one. Raises ConfigError."""
+    described = backend.model_config()
+    shape, cannot_plan = model_shape(described, rough=True), None
+    try:
+        shape = model_shape(described)
+    except CannotPlan as error:
+        cannot_plan = str(error)
+    dtype = str(resolved["dtype"])
+    calibration = Calibration() if machine else recall(config, dtype)
+    stored = described.get("dtype") or described.get("torch_dtype")
+    wish = wish_of(config, shape, resolved, stored_dtype=str(stored) if stored else None)
+    if calibration.process_bytes:
+        wish = replace(wish, process_bytes=calibration.process_bytes)
+    return Ground(config, shape, machine or this_machine(config, dtype, calibration), wish, calibration, cannot_plan)
+
+
+def this_machine(config: Config, dtype: str, calibration: Calibration) -> Hardware:
+    """As it is now, with the speeds that were measured on it before, if any."""
+    folder = Path(config.run.directory)
+    found = probe((folder,))
+    rates = known_rates(cache_folder(), folder, dtype)
+    return calibrated(found if rates is None else with_rates(found, rates), calibration)
+
+
 def prepare(config: Config, backend: Backend, resolved: Mapping[str, Any], kinds: Collection[str] | None = None) -> Preparation:
     """Bind the tasks to the model and plan. Raises ConfigError or DoesNotFit."""
-    plan = make_plan(config, model_shape(backend.model_config(), rough=True), probe(), resolved)
-    identity = _shared_identity(config, backend, resolved, plan)
+    ground = ground_of(config, backend, resolved)
+    plan = ground.plan(resolved)
+    identity = shared_identity(config, backend.identity(), resolved, plan.context_tokens)
+    tasks = bind_tasks(config, backend, resolved, plan.context_tokens, identity, kinds)
+    notes = tuple(dict.fromkeys(note for task in tasks for note in task.notes))
+    return Preparation(tasks, plan, identity, notes, ground)
+
+
+def bind_tasks(
+    config: Config, backend: Backend, resolved: Mapping[str, Any], context_tokens: int, identity: dict[str, Any],
+    kinds: Collection[str] | None = None,
+) -> tuple[Task, ...]:  # fmt: skip
+    """The tasks of the wanted kinds over the model's tokenizer. Raises ConfigError."""
     wanted = [task for task in config.tasks if kinds is None or task.kind in kinds]
     if not wanted:
         raise ConfigError(f"the configuration has no task of kind {' or '.join(sorted(kinds or ()))}; it has {_kinds(config)}")
-    setting = _setting(config, backend, resolved, plan)
-    tasks = tuple(build_task(task, setting, identity) for task in wanted)
-    notes = tuple(dict.fromkeys(note for task in tasks for note in task.notes))
-    return Preparation(tasks, plan, identity, notes)
+    setting = _setting(config, backend, resolved, context_tokens)
+    return tuple(build_task(task, setting, identity) for task in wanted)
 
 
-def _shared_identity(config: Config, backend: Backend, resolved: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+def shared_identity(config: Config, model: Mapping[str, Any], resolved: Mapping[str, Any], context_tokens: int) -> dict[str, Any]:
     """The part of a task's identity that all tasks of a configuration share."""
     return {
-        "model": dict(backend.identity()),
+        "model": dict(model),
         "quantization": config.model.quantization,
         "dtype": resolved["dtype"],
         "attention": resolved["attention"],
         "template_options": config.model.template_options,
-        "context_tokens": plan.context_tokens,
+        "context_tokens": context_tokens,
         "layout": resolved["layout"],
         "date": resolved["date"],
         "sampling": None if config.generation.sampling is None else config.generation.sampling.model_dump(mode="json"),
@@ -76,12 +148,12 @@ def _shared_identity(config: Config, backend: Backend, resolved: Mapping[str, An
     }
 
 
-def _setting(config: Config, backend: Backend, resolved: Mapping[str, Any], plan: Plan) -> Setting:
+def _setting(config: Config, backend: Backend, resolved: Mapping[str, Any], context_tokens: int) -> Setting:
     tokenizer = backend.tokenizer()
     frames = FrameBuilder(tokenizer, resolved["layout"], config.model.template_options, resolved["date"])
     chosen = config.generation.sampling
     sampling = None if chosen is None else Sampling(chosen.temperature, chosen.top_p, chosen.top_k, chosen.seed)
-    return Setting(tokenizer, frames, plan.context_tokens, sampling)
+    return Setting(tokenizer, frames, context_tokens, sampling)
 
 
 def _kinds(config: Config) -> str:

@@ -27,8 +27,10 @@ from pipeline.flight import Flight, WorkId
 from pipeline.intake import BLOCK_DOCUMENTS, Intake, blocks, first_documents, read_in
 from pipeline.journal import Journal
 from pipeline.pace import Pace
+from pipeline.prediction import learn, predict
 from pipeline.preparation import Preparation, meant_by_auto, prepare, resolve
 from pipeline.records import Document, Failure, Outcome, Progress, Reject
+from pipeline.rehearsal import Sampler
 from pipeline.report import write_report
 from pipeline.run_directory import RunDirectory
 from pipeline.sources import read_source
@@ -105,6 +107,7 @@ class Night:
         self._request_ids = itertools.count(1)  # for the whole run: a late reply must never be taken for another question's
         self._deaths_of_nobody = 0
         self._intake = Intake()
+        self._sampler = Sampler()
         self._crew = Crew(config, directory, self._say_loading, self._note_loaded)
         self._total = self._done = self._failed = 0
 
@@ -151,6 +154,7 @@ class Night:
             if self._crew.waiting:
                 self._ledger.annotate_run(self._run, waiting=self._crew.waiting, peaks=self._crew.peaks)
             self._ledger.end_run(self._run, exit_code, reason)
+            learn(self._config, self._prepared, self._ledger)
             self._tell(Progress("reporting"))
             write_report(self._ledger, self._directory.path)
         except (StoppedEarly, OSError) as error:
@@ -174,7 +178,7 @@ class Night:
         """Enter every input in the ledger before the model is asked anything."""
         self._tell(Progress("reading", message="reading the inputs"))
         self._intake = read_in(
-            self._source(limit), self._ledger.start_inventory(self._run), whole=limit is None,
+            self._sampler.watch(self._source(limit)), self._ledger.start_inventory(self._run), whole=limit is None,
             max_rejects=self._config.source.max_rejects, fields={name for task in self._prepared.tasks for name in task.job.fields},
             check=self._stop.check, say=lambda text: self._tell(Progress("reading", message=text)),
         )  # fmt: skip
@@ -193,6 +197,8 @@ class Night:
         self._total = sum(works for works, _ in sizes)
         if not self._total:
             return
+        forecast = predict(self._prepared, self._sampler.sample, sizes)
+        self._ledger.annotate_run(self._run, forecast=forecast)
         self._pace = Pace(sum(characters for _, characters in sizes))
         self._through(self._pending(limit))
         while (group := self._suspicion.next_group()) is not None:

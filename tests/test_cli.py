@@ -52,7 +52,7 @@ def test_help_loads_nothing_heavy(arguments: tuple[str, ...]) -> None:
     loaded = set(json.loads(done.stderr.splitlines()[-1]))
     assert {"typer", "pipeline.cli"} <= loaded
     assert not HEAVY & loaded
-    assert {name for name in loaded if name.startswith("pipeline")} == {"pipeline", "pipeline.cli", "pipeline.errors"}
+    assert {name for name in loaded if name.startswith("pipeline")} == {"pipeline", "pipeline.cli", "pipeline.cli_plan", "pipeline.errors"}
 
 
 def test_the_program_names_its_commands_and_exit_codes(night: ANight) -> None:

@@ -241,9 +241,10 @@ def _rows_and_time(rows: int, timing: Timing, wish: Wish, have: Room) -> list[st
         )
     if timing.work is not None and timing.work.documents:
         low, high = timing.work.range_seconds
+        span = f" ({duration(low)} to {duration(high)} by the sample of lengths)" if timing.work.relative_error else ""
         found.append(
-            f"{timing.work.documents:,} documents take about {duration(timing.work.seconds)} ({duration(low)} to {duration(high)} by the "
-            f"sample of lengths): {timing.work.documents_per_hour:,.0f} an hour"
+            f"{timing.work.documents:,} documents take about {duration(timing.work.seconds)}{span}: "
+            f"{timing.work.documents_per_hour:,.0f} an hour"
         )
         if wish.deadline_seconds is not None:
             late = timing.work.seconds - wish.deadline_seconds
@@ -280,6 +281,12 @@ def _store(
         reasons.append(
             f"documents' caches would pay (beyond {crossover:,} tokens), but take {amount(size)} and the quota is "
             f"{amount(wish.store_quota_bytes)}: raise kv_cache.store.quota"
+        )
+        return "instructions_first", False, size
+    if wish.layout == "instructions_first":
+        reasons.append(
+            f"{wish.tasks} tasks ask about each document, and reading its stored cache would beat computing it beyond {crossover:,} tokens "
+            f"({amount(size)} in all); this night puts instructions first, so that a task's prompts share their beginning instead"
         )
         return "instructions_first", False, size
     reasons.append(

@@ -47,15 +47,21 @@ def measured_rates(cache_folder: Path, scratch_folder: Path, dtype: str = "float
     return found
 
 
-def machine_key(scratch_folder: Path, dtype: str) -> str:
-    """Digest of what the rates depend on: processor, usable cores, memory, cards, torch, the disk, the dtype."""
+def known_rates(cache_folder: Path, scratch_folder: Path, dtype: str = "float32") -> Rates | None:
+    """What ``measured_rates`` has kept for this machine; None where it has not measured it yet."""
+    return _rates(_read(cache_folder / "hardware.json").get(machine_key(scratch_folder, dtype)))
+
+
+def machine_key(scratch_folder: Path | None, dtype: str) -> str:
+    """Digest of what the rates depend on: processor, usable cores, memory, cards, torch, the dtype, and the disk if one is named."""
     import psutil
     import torch
 
-    existing = next(parent for parent in (scratch_folder.absolute(), *scratch_folder.absolute().parents) if parent.exists())
     cards = [torch.cuda.get_device_name(card) for card in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     facts = [platform.machine(), _processor(), usable_cores(), psutil.virtual_memory().total >> 28, cards, torch.__version__, dtype]
-    return hashlib.sha256(json.dumps([*facts, existing.stat().st_dev]).encode()).hexdigest()[:16]
+    if scratch_folder is not None:
+        facts.append(next(parent for parent in (scratch_folder.absolute(), *scratch_folder.absolute().parents) if parent.exists()).stat().st_dev)
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
 def with_rates(hardware: Hardware, rates: Rates) -> Hardware:

@@ -60,6 +60,7 @@ def wish_of(
         store_quota_bytes=config.kv_cache.store.quota,
         process_bytes=process_bytes,
         stored_dtype=stored_dtype,
+        layout=str(resolved["layout"]),
         cache_place=asked,  # type: ignore[arg-type]  # the table holds just these
     )
 

@@ -27,7 +27,7 @@ class Wish:
 
     ``chunk_tokens`` None: what suits the device. ``loads``: what sampled documents would ask, a task each; ``work`` is a plainer way to
     say it. ``process_bytes``: of a worker after its imports. ``stored_dtype``: numbers of the weight files. ``cache_place``: where the
-    configuration wants the cache; None leaves it open.
+    configuration wants the cache, ``layout`` which part of a prompt comes first; None leaves it open.
     """
 
     quantization: str
@@ -43,6 +43,7 @@ class Wish:
     process_bytes: int = PROCESS_BYTES
     stored_dtype: str | None = None
     cache_place: Literal["device", "ram"] | None = None
+    layout: str | None = None
 
     @property
     def typical_tokens(self) -> int:
