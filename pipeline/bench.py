@@ -25,6 +25,7 @@ from pipeline.engine.contest import DECODERS, EACH_LABEL, GENERATE_BATCH, NAIVE,
 from pipeline.errors import UsageError
 from pipeline.flight import Flight
 from pipeline.preparation import Preparation, prepare, resolve
+from pipeline.probe import PROBE_DOCUMENTS, speeds
 from pipeline.records import Decode, Document, Request
 from pipeline.sources import read_source
 from pipeline.tasks import Task
@@ -150,10 +151,26 @@ def _calibrate(
     config: Config, dtype: str, task: Task, contest: Contest, requests: Sequence[Request], result: BenchResult, options: BenchOptions
 ) -> None:  # fmt: skip
     """Let the plan know how fast the model is here, and how long its answers are."""
-    from pipeline.probe import speeds
-
     written = {task.job.fingerprint: result.output_tokens} if result.output_tokens and not options.to_the_end else {}
     remember(config, dtype, **speeds(contest, requests), output_tokens=written)
+
+
+def measure_speeds(config: Config, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
+    """Only our own engine, on a few documents: enough for the plan. Loads the model, keeps what was seen.
+
+    Raises ConfigError, DoesNotFit, SourceError, UsageError.
+    """
+    backend = TransformersBackend(config, say)
+    resolved = resolve(config, backend, {})
+    prepared = prepare(config, backend, resolved)
+    found = documents_of(config, PROBE_DOCUMENTS)
+    asked = first_questions(prepared.tasks[0], found, to_the_end=True)
+    with tempfile.TemporaryDirectory() as folder:
+        contest = backend.open_contest(prepared.plan, Path(folder), say, to_the_end=True)
+        say("timing the model")
+        seen = speeds(contest, asked)
+    remember(config, str(resolved["dtype"]), **seen)
+    return seen
 
 
 def fastest(result: BenchResult) -> Decoder | None:

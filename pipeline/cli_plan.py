@@ -25,13 +25,17 @@ def plan(
         list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a key of the configuration; may be repeated.")
     ] = None,
     hardware: Annotated[Path | None, typer.Option(help="Plan for the machine that this YAML or JSON file describes.")] = None,
-    vram: Annotated[str | None, typer.Option(help="Plan for another machine: its graphics card(s), e.g. 24GiB or 2x24GiB; 0 for none.")] = None,
+    vram: Annotated[
+        str | None, typer.Option(help="Plan for another machine: its graphics card(s), e.g. 24GiB or 2x24GiB; 0 for none.")
+    ] = None,
     ram: Annotated[str | None, typer.Option(help="... its RAM, e.g. 64GiB.")] = None,
     pcie: Annotated[str | None, typer.Option(help="... the link between them, e.g. 4.0x16.")] = None,
     cores: Annotated[int | None, typer.Option(min=1, help="... its processor cores.")] = None,
     disk: Annotated[str, typer.Option(help="... its disk: nvme, sata or hdd.")] = "nvme",
     measure: Annotated[bool, typer.Option("--measure", help="Load the model and time it on a few of the documents first; kept.")] = False,
-    tables: Annotated[bool, typer.Option("--tables", help="Also tables: cache by context, tokens by kind of attention, models by card.")] = False,
+    tables: Annotated[
+        bool, typer.Option("--tables", help="Also tables: cache by context, tokens by kind of attention, models by card.")
+    ] = False,
     plots: Annotated[Path | None, typer.Option(help="Also write plots of memory and time by context length into this folder.")] = None,
     plot_format: Annotated[str, typer.Option(help="png or svg.")] = "png",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else there.")] = False,
@@ -48,7 +52,7 @@ def plan(
     if measure:
         if machine is not None:
             raise UsageError("--measure times this machine; it says nothing about another one. Leave out one of the two")
-        from pipeline.probe import measure_speeds
+        from pipeline.bench import measure_speeds
 
         measure_speeds(settings, lambda text: print(text, file=sys.stderr))
     from pipeline.outlook import look
@@ -123,14 +127,19 @@ def facts(found: Outlook, *, tables: bool = False, drawn: list[Path] | None = No
 
 def _decision(found: Outlook) -> list[str]:
     if found.forecast is None:
-        return [str(found.ground.cannot_plan), "a run works all the same, with batches as for a Llama of these widths; memory is not predicted"]
+        return [
+            str(found.ground.cannot_plan),
+            "a run works all the same, with batches as for a Llama of these widths; memory is not predicted",
+        ]
     verdicts = {
         "resident": "it fits", "cache offloaded": "it fits with its cache outside of the card", "split": "it works, split over memories",
         "does not fit": "it does not fit",
     }  # fmt: skip
     lines = [f"Decision: {verdicts[found.forecast.verdict]}.", *(f"  - {reason}" for reason in found.forecast.reasons)]
     if found.plan is not None:
-        lines.append(f"  - batches of at most {found.plan.max_batch_rows} rows and {found.plan.batch_tokens:,} tokens; layout {found.plan.layout}")
+        lines.append(
+            f"  - batches of at most {found.plan.max_batch_rows} rows and {found.plan.batch_tokens:,} tokens; layout {found.plan.layout}"
+        )
     return lines
 
 
@@ -148,14 +157,19 @@ def _documents(found: Outlook) -> list[str]:
     tokens = found.tokens
     if tokens is None:
         return []
-    lines = ["", f"Documents: {found.documents:,}, about {tokens.value:,.0f} tokens (± {tokens.error:,.0f} by a sample of {len(found.lengths)}):"]
+    lines = [
+        "",
+        f"Documents: {found.documents:,}, about {tokens.value:,.0f} tokens (± {tokens.error:,.0f} by a sample of {len(found.lengths)}):",
+    ]
     for low, high, count in found.histogram():
         if not count:
             continue
         bar = "#" * round(_BAR * count / len(found.lengths))
         lines.append(f"  {low:>9,} to {high - 1:>9,} tokens  {count / len(found.lengths):>4.0%}  {bar}")
     for load in found.loads:
-        expected = "as long as max_output_tokens allows" if load.output_tokens is None else f"{load.output_tokens:.0f} tokens, as seen before"
+        expected = (
+            "as long as max_output_tokens allows" if load.output_tokens is None else f"{load.output_tokens:.0f} tokens, as seen before"
+        )
         if load.kind == "summarize":
             lines.append(f"  task {load.name}: {load.questions_a_document:.1f} requests a document; answers {expected}")
     return lines

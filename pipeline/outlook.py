@@ -113,7 +113,9 @@ def _bind(found: Outlook, backend: Backend) -> None:
     except OvernightError as error:
         if identity:
             raise
-        found.remarks.append(f"no tokenizer is here: documents are reckoned at four characters a token, which may be off by a third ({error})")
+        found.remarks.append(
+            f"no tokenizer is here: documents are reckoned at four characters a token, which may be off by a third ({error})"
+        )
     if identity:
         found.fingerprints = {task.job.name: task.job.fingerprint for task in found.tasks}
 

@@ -1,8 +1,10 @@
-"""What a run foretells about itself before it starts to work, for the report to set beside the outcome, and what it leaves for the next plan."""
+"""What a run foretells before it starts to work, for the report to set beside the outcome; and what it leaves for the next plan."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from pipeline.calibration import remember
@@ -11,11 +13,10 @@ from pipeline.planner.quantities import quantities
 from pipeline.preparation import Preparation
 from pipeline.records import Document
 from pipeline.rehearsal import load_of
-from pipeline.stores.ledger import Ledger
 
 
 def predict(prepared: Preparation, sample: Sequence[Document], sizes: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """Numbers with units for the works that are pending: ``sizes`` has (works, characters) of each task. Empty where nothing can be said."""
+    """Numbers for the works that are pending: ``sizes`` has (works, characters) of each task. Empty where nothing can be said."""
     if prepared.ground.cannot_plan is not None or not sample:
         return {}
     known = prepared.ground.calibration.output_tokens
@@ -33,18 +34,15 @@ def predict(prepared: Preparation, sample: Sequence[Document], sizes: Sequence[t
     }  # fmt: skip
 
 
-def learn(config: Config, prepared: Preparation, ledger: Ledger) -> None:
-    """Keep how long answers were, how long loading took and what the worker's process weighs, for the next plan."""
-    run = ledger.runs()[-1]
-    loaded = run["facts"].get("loaded") or {}
-    seen: dict[str, Any] = {}
-    if loaded.get("process_bytes"):
-        seen["process_bytes"] = int(loaded["process_bytes"])
-    if loaded.get("load_seconds"):
-        seen["load_seconds"] = float(loaded["load_seconds"])
+def learn(config: Config, prepared: Preparation, report: Path) -> None:
+    """Keep how long answers were, how long loading took and what the worker's process weighs. ``report`` is report.json."""
+    facts = json.loads(report.read_text(encoding="ascii"))
+    loaded = facts["loaded"] or {}
+    seen = {name: loaded[name] for name in ("process_bytes", "load_seconds") if loaded.get(name)}
     lengths = {}
     for task in prepared.tasks:
-        if task.job.kind == "summarize" and (mean := ledger.mean_output_tokens(task.job.name)):
-            lengths[task.job.fingerprint] = mean
+        told = facts["tasks"].get(task.job.name)
+        if task.job.kind == "summarize" and told and told["states"]["done"] and told["tokens_out"]:
+            lengths[task.job.fingerprint] = told["tokens_out"] / told["states"]["done"]
     if seen or lengths:
         remember(config, prepared.plan.dtype, **seen, output_tokens=lengths)

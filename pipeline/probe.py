@@ -3,42 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from pipeline.bench import documents_of, first_questions
-from pipeline.calibration import remember
-from pipeline.config import Config
-from pipeline.engine.backend import TransformersBackend
 from pipeline.engine.contest import OURS, Contest, Heat
-from pipeline.preparation import prepare, resolve
 from pipeline.records import Decode, Request, Score
 
-_DOCUMENTS = 16
+PROBE_DOCUMENTS = 16
 _NEW_TOKENS = 24
 _OWN_TOKENS = 1024
 
 
-def measure_speeds(config: Config, say: Callable[[str], None] = lambda _: None) -> dict[str, Any]:
-    """Load the model, time it, keep what was seen. Raises ConfigError, DoesNotFit, SourceError, UsageError."""
-    backend = TransformersBackend(config, say)
-    resolved = resolve(config, backend, {})
-    prepared = prepare(config, backend, resolved)
-    found = documents_of(config, _DOCUMENTS)
-    asked = first_questions(prepared.tasks[0], found, to_the_end=True)
-    with tempfile.TemporaryDirectory() as folder:
-        contest = backend.open_contest(prepared.plan, Path(folder), say, to_the_end=True)
-        say("timing the model")
-        seen = speeds(contest, asked)
-    remember(config, str(resolved["dtype"]), **seen)
-    return seen
-
-
 def speeds(contest: Contest, requests: Sequence[Request]) -> dict[str, Any]:
     """What a calibration keeps: tokens read a second, tokens written a second by as many rows as there are requests."""
-    short = [dataclasses.replace(request, ids=request.ids[: request.prefix_tokens + _OWN_TOKENS]) for request in requests[:_DOCUMENTS]]
+    short = [dataclasses.replace(request, ids=request.ids[: request.prefix_tokens + _OWN_TOKENS]) for request in requests[:PROBE_DOCUMENTS]]
     reading = [dataclasses.replace(request, ask=Score(((request.ids[-1],),))) for request in short]
     writing = [dataclasses.replace(request, ask=Decode(_NEW_TOKENS, loops_end=False)) for request in short]
     contest.run(OURS, reading[:2])  # what is allocated or tried out on first use is no part of the speed

@@ -154,9 +154,9 @@ class Night:
             if self._crew.waiting:
                 self._ledger.annotate_run(self._run, waiting=self._crew.waiting, peaks=self._crew.peaks)
             self._ledger.end_run(self._run, exit_code, reason)
-            learn(self._config, self._prepared, self._ledger)
             self._tell(Progress("reporting"))
             write_report(self._ledger, self._directory.path)
+            learn(self._config, self._prepared, self._directory.path / "report.json")
         except (StoppedEarly, OSError) as error:
             _log.error("the report could not be written: %s", error)
         shutil.rmtree(self._directory.offload, ignore_errors=True)

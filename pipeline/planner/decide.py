@@ -55,6 +55,7 @@ class Forecast:
     store_bytes: int | None
     layout: Literal["instructions_first", "document_first"]
     keep_documents: bool
+    deadline_seconds: float | None
     reasons: tuple[str, ...]
     next_steps: tuple[str, ...]
     warnings: tuple[str, ...]
@@ -106,6 +107,7 @@ def decide(shape: ModelShape, hardware: Hardware, wish: Wish) -> Forecast:
         store_bytes=store,
         layout=layout,
         keep_documents=keep,
+        deadline_seconds=wish.deadline_seconds,
         reasons=tuple(reasons),
         next_steps=tuple(next_steps(shape, need, have, wish, verdict, rows)),
         warnings=tuple(warnings_about(shape, need, wish, verdict, have)),

@@ -60,7 +60,9 @@ def machine_key(scratch_folder: Path | None, dtype: str) -> str:
     cards = [torch.cuda.get_device_name(card) for card in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     facts = [platform.machine(), _processor(), usable_cores(), psutil.virtual_memory().total >> 28, cards, torch.__version__, dtype]
     if scratch_folder is not None:
-        facts.append(next(parent for parent in (scratch_folder.absolute(), *scratch_folder.absolute().parents) if parent.exists()).stat().st_dev)
+        facts.append(
+            next(parent for parent in (scratch_folder.absolute(), *scratch_folder.absolute().parents) if parent.exists()).stat().st_dev
+        )
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 

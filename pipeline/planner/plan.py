@@ -141,5 +141,3 @@ def _placement(config: Config, forecast: Forecast, on_card: bool) -> Literal["de
     if config.kv_cache.placement == "auto":
         return "offloaded" if on_card and forecast.cache_place != "device" else "device"
     return "offloaded" if config.kv_cache.placement == "offloaded" else "device"
-
-

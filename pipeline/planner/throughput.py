@@ -129,9 +129,7 @@ def decode_step(
     return Step(*parts, transfer, transfer <= max(parts[0] + parts[1], parts[2]))
 
 
-def _resident_parts(
-    shape: ModelShape, speed: Speed, quantization: str, dtype: str, rows: int, tokens: int
-) -> tuple[float, float, float]:
+def _resident_parts(shape: ModelShape, speed: Speed, quantization: str, dtype: str, rows: int, tokens: int) -> tuple[float, float, float]:
     """Seconds of one step by the formulas: reading the weights, reading the cache, multiplying."""
     weights = shape.read_bytes_per_step(quantization, dtype, rows) / speed.memory
     unpacking = speed.rates.dequantize_weights_per_second

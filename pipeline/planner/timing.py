@@ -112,7 +112,7 @@ def _task_time(shape: ModelShape, speed: Speed, load: TaskLoad, step: Step, rows
 
 
 def _least_share(step: Step, rows: int, batch: int) -> float:
-    """How many times more a row pays in a step of ``batch`` rows than in one of ``rows``: what does not depend on rows is shared by fewer."""
+    """How many times more a row pays in a step of ``batch`` rows than in one of ``rows``: fewer share what does not depend on rows."""
     if not step.seconds:
         return 1.0
     fixed = min(step.weights_seconds + step.transfer_seconds, step.seconds)

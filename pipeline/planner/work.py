@@ -6,6 +6,7 @@ Sampling Techniques, 1977, chapter 7), so that only what length does not explain
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -114,4 +115,4 @@ def histogram(values: Sequence[int], bars: int = 8) -> list[tuple[int, int, int]
     top = max(1, max(values).bit_length())
     first = max(0, top - bars)
     bounds = [0, *(2**power for power in range(first + 1, top + 1))]
-    return [(low, high, sum(low <= value < high for value in values)) for low, high in zip(bounds, bounds[1:], strict=False)]
+    return [(low, high, sum(low <= value < high for value in values)) for low, high in itertools.pairwise(bounds)]

@@ -15,13 +15,14 @@ from typing import Any
 
 from pipeline.atomic import replace_file
 from pipeline.report.markdown import render_markdown
+from pipeline.report.outcome import compared
 from pipeline.report.tasks import Reasons, TaskFacts
 from pipeline.stores.ledger import Ledger
 
 __all__ = ["build_report", "render_markdown", "write_report"]
 
 _SHOWN_REJECTS = 20
-_RUN_FACTS = ("plan", "loaded", "waiting", "versions", "model", "notes", "config")
+_RUN_FACTS = ("plan", "loaded", "waiting", "peaks", "versions", "model", "notes", "config")
 
 
 def build_report(ledger: Ledger) -> dict[str, Any]:
@@ -39,7 +40,7 @@ def build_report(ledger: Ledger) -> dict[str, Any]:
     }  # fmt: skip
     facts = {
         "format": 1, "inputs": inputs, "rejects": _rejects(ledger.rejects()), "tasks": tasks,
-        "runs": [_run(run) for run in runs], **_loaded(runs),
+        "runs": [_run(run) for run in runs], **_loaded(runs), "outcome": _outcome(runs),
     }  # fmt: skip
     plain: dict[str, Any] = _finite(facts)
     return plain
@@ -80,6 +81,14 @@ def _loaded(runs: list[dict[str, Any]]) -> dict[str, Any]:
         return dict.fromkeys(_RUN_FACTS)
     chosen = next((run for run in reversed(runs) if "loaded" in run["facts"]), runs[-1])
     return {name: chosen["facts"].get(name) for name in _RUN_FACTS}
+
+
+def _outcome(runs: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Prediction and outcome of the last run that loaded the model; None where none has, or where it could not be predicted."""
+    chosen = next((run for run in reversed(runs) if "loaded" in run["facts"]), None)
+    return (
+        None if chosen is None or not chosen["facts"].get("forecast") else compared(chosen["facts"], complete=chosen["exit_code"] in (0, 3))
+    )
 
 
 def _local(seconds: float) -> str:
