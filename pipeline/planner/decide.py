@@ -132,7 +132,7 @@ def _peaks(
         documents = max(load.documents for load in wish.loads)
         cache = max(
             slots_bytes(shape, wish.dtype, rows, [question.row_tokens for asked in load.sample for question in asked.questions],
-                        round(load.documents * load.questions_a_document))
+                        round(load.documents * load.questions_a_document), chunk)
             for load in wish.loads
         )  # fmt: skip
         shared = {question.shared_tokens for question in questions if question.shared_tokens}

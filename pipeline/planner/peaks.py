@@ -7,6 +7,7 @@ moment, because the C library keeps what was freed in pieces. A graphics card's 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,21 +30,34 @@ def slot_tokens(columns: int) -> int:
     return capacity
 
 
-def slots_bytes(shape: ModelShape, dtype: str, rows: int, row_tokens: Sequence[int], documents: int) -> int:
-    """Of the rows under way at the fullest moment: the longest come first, so these are the ``rows`` longest of all.
+def slots_bytes(
+    shape: ModelShape, dtype: str, rows: int, row_tokens: Sequence[int], requests: int, chunk_tokens: int
+) -> int:  # fmt: skip
+    """Of the rows under way at the fullest moment: the longest come first, so these are the ``rows`` longest of all ``requests``.
 
-    ``row_tokens`` is a sample of lengths; each stands for ``documents`` / sample rows.
+    ``row_tokens`` is a sample of lengths; each stands for ``requests`` / sample rows. Slots of one size are allocated for the rows of a
+    first pass of ``chunk_tokens``, then doubled until they suffice.
     """
     if not row_tokens or rows < 1:
         return 0
-    left, each, total = min(rows, max(1, documents)), max(1, documents // len(row_tokens)), 0
+    left, each = min(rows, max(1, requests)), max(1, requests // len(row_tokens))
+    wanted: Counter[int] = Counter()
     for tokens in sorted(row_tokens, reverse=True):
         taken = min(left, each)
-        total += taken * (shape.kv_bytes(slot_tokens(tokens), dtype) if tokens else 0)
+        if tokens:
+            wanted[slot_tokens(tokens)] += taken
         left -= taken
         if not left:
             break
-    return total
+    return sum(_allocated(count, max(1, chunk_tokens // size)) * shape.kv_bytes(size, dtype) for size, count in wanted.items())
+
+
+def _allocated(rows: int, first: int) -> int:
+    """Slots after growing by doubling from what a first pass needs."""
+    slots = min(rows, first)
+    while slots < rows:
+        slots *= 2
+    return slots
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -50,4 +51,4 @@ def test_an_expected_length_shortens_answers_only() -> None:
 def test_a_histogram_counts_everybody_once(values: list[int]) -> None:
     bars = histogram(values)
     assert sum(count for _, _, count in bars) == len(values)
-    assert all(high == low_of_next for (_, high, _), (low_of_next, _, _) in zip(bars, bars[1:], strict=False))
+    assert all(high == low_of_next for (_, high, _), (low_of_next, _, _) in itertools.pairwise(bars))
