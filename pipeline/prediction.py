@@ -36,6 +36,8 @@ def predict(prepared: Preparation, sample: Sequence[Document], sizes: Sequence[t
 
 def learn(config: Config, prepared: Preparation, report: Path) -> None:
     """Keep how long answers were, how long loading took and what the worker's process weighs. ``report`` is report.json."""
+    if prepared.ground.cannot_plan is not None:
+        return
     facts = json.loads(report.read_text(encoding="ascii"))
     loaded = facts["loaded"] or {}
     seen = {name: loaded[name] for name in ("process_bytes", "load_seconds") if loaded.get(name)}

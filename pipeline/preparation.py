@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pipeline.calibration import Calibration, calibrated, recall
 from pipeline.config import Config
@@ -94,12 +94,28 @@ def ground_of(config: Config, backend: Backend, resolved: Mapping[str, Any], mac
     except CannotPlan as error:
         cannot_plan = str(error)
     dtype = str(resolved["dtype"])
+    kept, method = stored_quantization(described)
+    if method is not None and kept is None:
+        cannot_plan = cannot_plan or f"cannot plan weights that are stored as {method}: what they take in memory is not known here"
     calibration = Calibration() if machine else recall(config, dtype)
     stored = described.get("dtype") or described.get("torch_dtype")
     wish = wish_of(config, shape, resolved, stored_dtype=str(stored) if stored else None)
+    wish = replace(wish, quantization=kept or wish.quantization)
     if calibration.process_bytes:
         wish = replace(wish, process_bytes=calibration.process_bytes)
     return Ground(config, shape, machine or this_machine(config, dtype, calibration), wish, calibration, cannot_plan)
+
+
+def stored_quantization(described: Mapping[str, Any]) -> tuple[Literal["nf4", "int8"] | None, str | None]:
+    """(what it is in our words, its own word) of a model whose files are quantized already; (None, None) of any other."""
+    stored = described.get("quantization_config")
+    if not isinstance(stored, Mapping):
+        return None, None
+    if stored.get("load_in_4bit"):
+        return "nf4", "4 bits"
+    if stored.get("load_in_8bit"):
+        return "int8", "8 bits"
+    return None, str(stored.get("quant_method") or "an unnamed kind")
 
 
 def this_machine(config: Config, dtype: str, calibration: Calibration) -> Hardware:

@@ -124,6 +124,23 @@ def test_an_unknown_kind_of_layer_is_named_and_nothing_is_predicted(night: ANigh
         assert facts["quantities"] == {}
 
 
+@pytest.mark.parametrize(
+    ("stored", "known"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, True),
+        ({"quant_method": "awq", "bits": 4}, False),
+    ],
+)
+def test_weights_that_are_quantized_on_the_disk(night: ANight, tmp_path: Path, stored: dict[str, Any], known: bool) -> None:
+    a_model(tmp_path / "model", quantization_config=stored)
+    facts = plan(night, "--vram", "24GiB", "--ram", "64GiB", "--set", "model.quantization=none")
+    if known:
+        assert value(facts, "weights_on_device") < 7e9
+    else:
+        assert "stored as awq" in facts["cannot_plan"]
+        assert facts["quantities"] == {}
+
+
 def test_what_does_not_fit_is_refused_with_its_remedies(night: ANight) -> None:
     facts = plan(night, "--vram", "4GiB", "--ram", "32GiB")
     assert facts["forecast"]["verdict"] == "does not fit"

@@ -63,6 +63,16 @@ def test_windows_cap_the_cache() -> None:
     assert grown == 10_000 * 4 * 2 * 256 * 2
 
 
+def test_a_window_that_is_switched_off_is_none() -> None:
+    """Mistral 7B v0.1 looks back 4,096 tokens in every layer; Qwen2.5 names a window and does not use it; Mixtral has none."""
+    mistral, qwen, mixtral = (model_shape(KNOWN[name].config) for name in ("Mistral 7B", "Qwen2.5 7B", "Mixtral 8x7B"))
+    assert {layer.window for layer in mistral.kinds} == {4096}
+    assert mistral.kv_bytes(32_768, "bfloat16") == 4095 * 128 * 1024  # the newest token is there when it is needed
+    assert {layer.window for layer in (*qwen.kinds, *mixtral.kinds)} == {None}
+    assert qwen.kv_bytes(32_768, "bfloat16") == 32_768 * 56 * 1024
+    assert mistral.tokens_in(64 * GIB, "bfloat16") == -1
+
+
 def test_experts_stay_full_in_four_bits_and_that_is_said() -> None:
     shape = model_shape(KNOWN["Mixtral 8x7B"].config)
     assert shape.weights_bytes("nf4", "bfloat16") > 0.95 * shape.weights_bytes("none", "bfloat16")
