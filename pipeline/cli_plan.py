@@ -185,10 +185,11 @@ def _advice(found: Outlook) -> list[str]:
 
 def _free_bytes(found: Outlook) -> int:
     """What is left for a cache beside the weights."""
+    from pipeline.planner.plan import usable
     from pipeline.planner.rooms import rooms
 
     shape, wish = found.ground.shape, found.ground.wish
-    return max(0, rooms(found.ground.machine).device_bytes - shape.weights_bytes(wish.quantization, wish.dtype))
+    return max(0, rooms(usable(found.config, found.ground.machine)).device_bytes - shape.weights_bytes(wish.quantization, wish.dtype))
 
 
 def _tables(found: Outlook) -> list[str]:

@@ -76,7 +76,7 @@ def look(config: Config, machine: Hardware | None = None, *, measure_machine: bo
     if machine is not None and config.model.dtype == "auto":
         resolved["dtype"] = "bfloat16" if machine.gpu_bytes and config.model.device_map == "auto" else "float32"
     ground = ground_of(config, backend, resolved, machine)
-    if machine is None and measure_machine and ground.machine.rates.memory_bytes_per_second is None:
+    if machine is None and measure_machine and ground.cannot_plan is None and ground.machine.rates.memory_bytes_per_second is None:
         ground = _measured(ground, str(resolved["dtype"]))
     found = Outlook(config, ground, resolved)
     try:

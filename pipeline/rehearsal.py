@@ -19,7 +19,7 @@ from pipeline.trie import LabelTrie
 
 SAMPLE_DOCUMENTS = 64
 # Longer texts are counted whole but rehearsed only so often: one that takes minutes to tokenize would cost more than it tells.
-_SAMPLE_CHARACTERS = 4_000_000
+_SAMPLE_CHARACTERS = 1_000_000
 _ALL_QUESTIONS = 10**9
 # The engine reads a shared beginning by itself only from this length on.
 _LEAST_SHARED_TOKENS = 16
@@ -53,7 +53,7 @@ class Sampler:
 
     @property
     def sample(self) -> list[Document]:
-        """Documents to look at closely, at most about four million characters of them."""
+        """Documents to look at closely, at most about a million characters of them."""
         found, characters = [], 0
         for document in self._kept:
             if found and characters + len(document.text) > _SAMPLE_CHARACTERS:
