@@ -54,7 +54,8 @@ class Sampler:
     @property
     def sample(self) -> list[Document]:
         """Documents to look at closely, at most about a million characters of them."""
-        found, characters = [], 0
+        found: list[Document] = []
+        characters = 0
         for document in self._kept:
             if found and characters + len(document.text) > _SAMPLE_CHARACTERS:
                 break

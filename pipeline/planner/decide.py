@@ -14,13 +14,12 @@ from pipeline.planner.advice import next_steps, warnings_about
 from pipeline.planner.describing import amount, duration
 from pipeline.planner.hardware import Hardware
 from pipeline.planner.peaks import CARD_CONTEXT_BYTES, LIBRARY_BYTES, activations_bytes, mapped_bytes, slots_bytes, stored
-from pipeline.planner.rooms import CACHE_SHARE, Need, Room, Wish, rooms
+from pipeline.planner.rooms import CACHE_SHARE, Need, Place, Room, Wish, rooms
 from pipeline.planner.shape import ModelShape
 from pipeline.planner.throughput import Duration, Step, cache_write_bytes
 from pipeline.planner.timing import TaskTime, Timing
 
 Verdict = Literal["resident", "cache offloaded", "split", "does not fit"]
-Place = Literal["device", "ram", "disk"]
 __all__ = ["Forecast", "Wish", "decide", "describe"]
 
 
@@ -132,7 +131,7 @@ def _peaks(
         documents = max(load.documents for load in wish.loads)
         cache = max(
             slots_bytes(shape, wish.dtype, rows, [question.row_tokens for asked in load.sample for question in asked.questions],
-                        round(load.documents * load.questions_a_document), chunk)
+                        round(load.documents * load.questions_a_document))
             for load in wish.loads
         )  # fmt: skip
         shared = {question.shared_tokens for question in questions if question.shared_tokens}

@@ -114,7 +114,7 @@ def _given(rates: Rates, raw: Any, origin: str) -> Rates:
         unknown = ", ".join(sorted(map(str, set(raw) - known))) if isinstance(raw, dict) else repr(raw)
         raise ConfigError(f"{origin}: unknown rates {unknown}; known are {', '.join(sorted(known))}")
     try:
-        numbers = {name: float(value) for name, value in raw.items()}
+        numbers: dict[str, Any] = {name: float(value) for name, value in raw.items()}
     except (TypeError, ValueError):
         raise ConfigError(f"{origin}: rates are numbers a second, for example matmul_per_second: 7.1e13") from None
     if any(not value > 0 for value in numbers.values()):

@@ -76,7 +76,7 @@ def _measure(scratch_folder: Path, dtype: str) -> Rates:
 
     device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     read, write = _disk(scratch_folder)
-    links: dict[str, float] = _links(device) if device.type == "cuda" else {}
+    links: dict[str, Any] = _links(device) if device.type == "cuda" else {}
     return Rates(
         origin="measured here",
         memory_bytes_per_second=_memory(device),

@@ -31,12 +31,11 @@ def slot_tokens(columns: int) -> int:
 
 
 def slots_bytes(
-    shape: ModelShape, dtype: str, rows: int, row_tokens: Sequence[int], requests: int, chunk_tokens: int
+    shape: ModelShape, dtype: str, rows: int, row_tokens: Sequence[int], requests: int
 ) -> int:  # fmt: skip
     """Of the rows under way at the fullest moment: the longest come first, so these are the ``rows`` longest of all ``requests``.
 
-    ``row_tokens`` is a sample of lengths; each stands for ``requests`` / sample rows. Slots of one size are allocated for the rows of a
-    first pass of ``chunk_tokens``, then doubled until they suffice.
+    ``row_tokens`` is a sample of lengths; each stands for ``requests`` / sample rows. Slots of one size are doubled until they suffice.
     """
     if not row_tokens or rows < 1:
         return 0
@@ -49,15 +48,12 @@ def slots_bytes(
         left -= taken
         if not left:
             break
-    return sum(_allocated(count, max(1, chunk_tokens // size)) * shape.kv_bytes(size, dtype) for size, count in wanted.items())
+    return sum(_allocated(count) * shape.kv_bytes(size, dtype) for size, count in wanted.items())
 
 
-def _allocated(rows: int, first: int) -> int:
-    """Slots after growing by doubling from what a first pass needs."""
-    slots = min(rows, first)
-    while slots < rows:
-        slots *= 2
-    return slots
+def _allocated(rows: int) -> int:
+    """Slots after growing by doubling. From one, which is never too few: the engine starts with the rows of its first pass."""
+    return 1 << max(0, rows - 1).bit_length()
 
 
 @dataclass(frozen=True, slots=True)

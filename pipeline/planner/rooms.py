@@ -12,6 +12,7 @@ from pipeline.planner.shape import ModelShape
 from pipeline.planner.throughput import Workload, dequantized_bytes
 from pipeline.planner.work import Question, TaskLoad
 
+Place = Literal["device", "ram", "disk"]
 # Share of the free memory that may be used; the rest is for the driver, the allocator's gaps and other programs.
 USABLE_SHARE = 0.9
 # The most rows a batch may have; the engine finds by a ramp how many of them pay. Beyond these none gained on any machine measured.

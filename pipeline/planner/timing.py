@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pipeline.planner.hardware import Rates
 from pipeline.planner.layers import dtype_bytes
-from pipeline.planner.rooms import Room, Wish
+from pipeline.planner.rooms import Place, Room, Wish
 from pipeline.planner.shape import ModelShape
 from pipeline.planner.throughput import (
     Duration,
@@ -47,7 +47,7 @@ class Timing:
 
     @classmethod
     def of(
-        cls, shape: ModelShape, have: Room, rates: Rates, wish: Wish, weights: Mapping[str, int], cache_place: str, rows: int
+        cls, shape: ModelShape, have: Room, rates: Rates, wish: Wish, weights: Mapping[Place, int], cache_place: str, rows: int
     ) -> Timing:  # fmt: skip
         """Of weights at their places and ``rows`` rows."""
         if rates.memory_bytes_per_second is None or rates.matmul_per_second is None:

@@ -23,11 +23,11 @@ def test_slots_are_those_of_the_engine(columns: int) -> None:
 
 def test_the_longest_rows_count() -> None:
     per = DEMO.kv_bytes_per_token("float32")
-    assert slots_bytes(DEMO, "float32", 2, [100, 500, 60], 3, 1024) == (512 + 128) * per
-    assert slots_bytes(DEMO, "float32", 8, [100, 500, 60], 3, 1024) == (512 + 128 + 64) * per
-    assert slots_bytes(DEMO, "float32", 4, [100, 500], 200, 1024) == 4 * 512 * per  # each stands for a hundred
-    assert slots_bytes(DEMO, "float32", 5, [100, 500], 200, 1024) == 8 * 512 * per  # two in the first pass, then four, then eight
-    assert slots_bytes(DEMO, "float32", 4, [0, 0], 2, 1024) == 0  # nothing is written, nothing is kept
+    assert slots_bytes(DEMO, "float32", 2, [100, 500, 60], 3) == (512 + 128) * per
+    assert slots_bytes(DEMO, "float32", 8, [100, 500, 60], 3) == (512 + 128 + 64) * per
+    assert slots_bytes(DEMO, "float32", 4, [100, 500], 200) == 4 * 512 * per  # each stands for a hundred
+    assert slots_bytes(DEMO, "float32", 5, [100, 500], 200) == 8 * 512 * per
+    assert slots_bytes(DEMO, "float32", 4, [0, 0], 2) == 0  # nothing is written, nothing is kept
 
 
 def test_files_stay_mapped_where_weights_are_used_as_they_lie() -> None:
