@@ -113,15 +113,14 @@ def test_without_documents_memory_is_planned_all_the_same(night: ANight) -> None
     assert any("documents could not be read" in note for note in facts["notes"])
 
 
-def test_an_unknown_kind_of_layer_is_named_and_nothing_is_predicted(night: ANight, tmp_path: Path) -> None:
-    a_model(tmp_path / "model", layer_types=["quantum_attention"] * 32)
-    done = night.command("plan", str(night.config), "--ram", "32GiB", "--json")
-    if done.returncode == 2:  # the library itself refuses such a configuration
-        assert "quantum_attention" in done.stderr
-    else:
-        facts = json.loads(done.stdout)
-        assert "cannot plan this layer kind: quantum_attention" in facts["cannot_plan"]
-        assert facts["quantities"] == {}
+def test_an_unknown_family_is_named_and_nothing_is_predicted(night: ANight, tmp_path: Path) -> None:
+    a_model(tmp_path / "model", model_type="recurrent_gemma", architectures=["RecurrentGemmaForCausalLM"])
+    facts = plan(night, "--ram", "32GiB", "--set", "model.context_tokens=1024")
+    assert "cannot plan this layer kind" in facts["cannot_plan"]
+    assert "recurrent_gemma" in facts["cannot_plan"]
+    assert facts["quantities"] == {}
+    words = night.command("plan", str(night.config), "--ram", "32GiB").stdout
+    assert "memory is not predicted" in words
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Literal
 from pipeline.planner.advice import next_steps, warnings_about
 from pipeline.planner.describing import amount, duration
 from pipeline.planner.hardware import Hardware
-from pipeline.planner.peaks import CARD_CONTEXT_BYTES, LIBRARY_BYTES, activations_bytes, mapped_bytes, slots_bytes, stored
+from pipeline.planner.peaks import CARD_CONTEXT_BYTES, LIBRARY_BYTES, activations_bytes, head_copy_bytes, mapped_bytes, slots_bytes, stored
 from pipeline.planner.rooms import CACHE_SHARE, Need, Place, Room, Wish, rooms
 from pipeline.planner.shape import ModelShape
 from pipeline.planner.throughput import Duration, Step, cache_write_bytes
@@ -142,6 +142,8 @@ def _peaks(
         logits = together * max(question.logits for question in questions)
         activations = activations_bytes(shape, wish.dtype, tokens, together, 0, have.on_card)
         activations = max(activations, logits * shape.vocabulary * 4)
+        writers = rows if any(question.new_tokens for question in questions) else 0
+        activations += head_copy_bytes(shape, wish.dtype, max(logits, min(writers, documents)), have.on_card)
         activations += need.activation_bytes - activations_bytes(
             shape, wish.dtype, min(chunk, wish.context_tokens), 1, wish.context_tokens - min(chunk, wish.context_tokens), have.on_card
         )  # what unpacking a quantized weight takes

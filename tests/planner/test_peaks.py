@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pipeline.engine.slots import class_capacity
 from pipeline.planner.decide import Wish, decide
 from pipeline.planner.described import described
-from pipeline.planner.peaks import Files, mapped_bytes, slot_tokens, slots_bytes, stored
+from pipeline.planner.peaks import Files, head_copy_bytes, mapped_bytes, slot_tokens, slots_bytes, stored
 from pipeline.planner.shape import model_shape
 from pipeline.planner.work import Asked, Question, TaskLoad
 from tests.planner.known_models import KNOWN
@@ -37,6 +37,12 @@ def test_files_stay_mapped_where_weights_are_used_as_they_lie() -> None:
     assert (mapped_bytes(other, "nf4", working=False), mapped_bytes(other, "nf4", working=True)) == (1000, 0)
     assert stored(DEMO, "float32", "float32") == Files(DEMO.parameters * 4, same_numbers=True)
     assert stored(DEMO, None, "float32") == Files(DEMO.parameters * 2, same_numbers=False)
+
+
+def test_many_logits_cost_a_copy_of_the_head() -> None:
+    assert head_copy_bytes(DEMO, "float32", 16, on_card=False) == 0
+    assert head_copy_bytes(DEMO, "float32", 17, on_card=False) == 49_152 * 576 * 4
+    assert head_copy_bytes(DEMO, "float32", 17, on_card=True) == 0
 
 
 def night(rows: int, tokens: int, documents: int, quantization: str = "none", new: int = 32, context: int = 2048) -> int:
