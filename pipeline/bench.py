@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.batching import row_tokens
-from pipeline.calibration import remember
+from pipeline.speeds import remember
 from pipeline.config import Config
 from pipeline.engine.backend import TransformersBackend
 from pipeline.engine.choice import Decoder

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from pipeline.cli_plan import plan
+from pipeline.cli_quality import add_quality_commands
+from pipeline.cli_words import AsJson, ConfigPath, Overrides, RunPath, open_ledger, print_facts
 from pipeline.errors import EXIT_DONE, EXIT_FAULT, EXIT_STOPPED, EXIT_USAGE, OvernightError
-
-if TYPE_CHECKING:
-    from pipeline.stores.ledger import Ledger
 
 app = typer.Typer(
     name="overnight",
@@ -26,13 +24,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML configuration.", show_default=False)]
-RunPath = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run directory.", show_default=False)]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a key of the configuration; may be repeated.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else there.")]
 
 
 @app.command()
@@ -65,7 +56,7 @@ def run(
     exported = [_export(result.directory, path, force=False) for path in output or ()]
     facts = {"exit_code": result.exit_code, "reason": result.reason, "run_directory": str(result.directory), "report": str(result.report),
              "status": result.status.to_json(), "exports": exported}  # fmt: skip
-    _print(facts if as_json else None, _run_lines(facts))
+    print_facts(facts if as_json else None, _run_lines(facts))
     raise typer.Exit(result.exit_code)
 
 
@@ -93,19 +84,19 @@ def bench(
 
     options = BenchOptions(documents, slow_documents, repetitions, task, to_the_end, tuple(only or ()))
     result = measure(settings, options, lambda text: print(text, file=sys.stderr))
-    _print(result.to_json() if as_json else None, table(result))
+    print_facts(result.to_json() if as_json else None, table(result))
 
 
 @app.command()
 def status(directory: RunPath, as_json: AsJson = False) -> None:
     """Count documents and states; also while a run is going on."""
-    with _ledger(directory) as ledger:
+    with open_ledger(directory) as ledger:
         counts = ledger.status().to_json()
     lines = [f"{counts['documents']:,} documents, {counts['rejected']:,} rejected, {counts['duplicates']:,} repeated; "
              + ("complete" if counts["complete"] else "not complete")]  # fmt: skip
     for name, states in counts["tasks"].items():
         lines.append(f"{name}: " + ", ".join(f"{count:,} {state}" for state, count in states.items() if count))
-    _print(counts if as_json else None, lines)
+    print_facts(counts if as_json else None, lines)
 
 
 @app.command()
@@ -113,11 +104,44 @@ def export(
     directory: RunPath,
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write: .jsonl, .parquet or .csv.", show_default=False)],
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is not an earlier export.")] = False,
+    view: Annotated[int | None, typer.Option(min=0, help="Calibration to show; 0: the model's own labels. The latest otherwise.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write one row a document, in input order."""
-    facts = _export(directory, output, force=force)
-    _print(facts if as_json else None, [f"{facts['rows']:,} rows written to {facts['output']}"])
+    facts = _export(directory, output, force=force, view=view)
+    print_facts(facts if as_json else None, [f"{facts['rows']:,} rows written to {facts['output']}"])
+
+
+@app.command()
+def calibrate(
+    directory: RunPath,
+    gold: Annotated[Path | None, typer.Option(help="File of ids and true labels: .jsonl, .csv, .parquet, ...")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="Only this task; may be repeated. All label tasks otherwise.")] = None,
+    method: Annotated[str, typer.Option(help="auto (gold labels if given, else the batch), none, batch or gold.")] = "auto",
+    expected_shares: Annotated[
+        list[str] | None, typer.Option("--share", metavar="LABEL=SHARE", help="How frequent a label is expected to be; may be repeated.")
+    ] = None,
+    abstain_below: Annotated[float | None, typer.Option(min=0, max=1, help="Below this probability there is no answer.")] = None,
+    target_accuracy: Annotated[float | None, typer.Option(help="Abstain so that the others are right this often; needs --gold.")] = None,
+    label_field: Annotated[str, typer.Option(help="Field of the gold file that holds the label.")] = "label",
+    as_json: AsJson = False,
+) -> None:
+    """Calibrate the labels of a run again, from its recorded scores; the model is not asked."""
+    from pipeline.recalibration import calibrate_run
+    from pipeline.run_directory import RunDirectory
+    from pipeline.stores.ledger import Ledger
+
+    place = RunDirectory(directory)
+    with open_ledger(directory):
+        pass
+    with place.locked(), Ledger.open(place.ledger, write=True) as ledger:
+        made = calibrate_run(
+            ledger, names=task, gold=gold, label_field=label_field, method=method, shares=expected_shares,
+            abstain_below=abstain_below, target_accuracy=target_accuracy,
+        )  # fmt: skip
+    facts = {name: {"view": view.number, "method": view.calibration.method, "threshold": view.threshold, "final": view.final,
+                    "sentence": view.sentence} for name, view in made.items()}  # fmt: skip
+    print_facts({"tasks": facts} if as_json else None, [f"{name}: view {view.number}; {view.sentence}" for name, view in made.items()])
 
 
 @app.command()
@@ -125,9 +149,9 @@ def report(directory: RunPath, as_json: AsJson = False) -> None:
     """Print the report, fresh from the ledger; also while a run is going on."""
     from pipeline.report import build_report, render_markdown
 
-    with _ledger(directory) as ledger:
-        facts = build_report(ledger)
-    _print(facts if as_json else None, [render_markdown(facts)])
+    with open_ledger(directory) as ledger:
+        facts = build_report(ledger, directory)
+    print_facts(facts if as_json else None, [render_markdown(facts)])
 
 
 @app.command()
@@ -141,11 +165,11 @@ def retry(
     from pipeline.stores.ledger import Ledger
 
     place = RunDirectory(directory)
-    with _ledger(directory):
+    with open_ledger(directory):
         pass  # a folder without a ledger is refused before a lock is made in it
     with place.locked(), Ledger.open(place.ledger, write=True) as ledger:
         count = ledger.retry(task or None)
-    _print({"retried": count} if as_json else None, [f"{count:,} set back to pending; run the configuration again"])
+    print_facts({"retried": count} if as_json else None, [f"{count:,} set back to pending; run the configuration again"])
 
 
 @app.command()
@@ -158,7 +182,7 @@ def show(
     from pipeline.inspection import inspect, render
 
     facts = inspect(directory, document)
-    _print(facts if as_json else None, render(facts))
+    print_facts(facts if as_json else None, render(facts))
 
 
 @app.command()
@@ -173,8 +197,11 @@ def doctor(
     findings = examine(config, overrides or ())
     words = {"ok": "ok  ", "warn": "slow", "stop": "STOP"}
     facts = {"findings": [{"name": finding.name, "level": finding.level, "message": finding.sentence} for finding in findings]}
-    _print(facts if as_json else None, [f"{words[finding.level]}  {finding.name}: {finding.sentence}" for finding in findings])
+    print_facts(facts if as_json else None, [f"{words[finding.level]}  {finding.name}: {finding.sentence}" for finding in findings])
     raise typer.Exit(EXIT_USAGE if any(finding.level == "stop" for finding in findings) else EXIT_DONE)
+
+
+add_quality_commands(app)
 
 
 def main() -> None:
@@ -191,18 +218,11 @@ def main() -> None:
         sys.exit(EXIT_FAULT)
 
 
-def _ledger(directory: Path) -> Ledger:
-    from pipeline.run_directory import LEDGER
-    from pipeline.stores.ledger import Ledger
-
-    return Ledger.open(directory / LEDGER, write=False)
-
-
-def _export(directory: Path, output: Path, *, force: bool) -> dict[str, Any]:
+def _export(directory: Path, output: Path, *, force: bool, view: int | None = None) -> dict[str, Any]:
     from pipeline.export import export as write_export
 
-    with _ledger(directory) as ledger:
-        rows = write_export(ledger, output, force=force)
+    with open_ledger(directory) as ledger:
+        rows = write_export(ledger, output, force=force, view=view)
     return {"output": str(output), "rows": rows}
 
 
@@ -218,11 +238,6 @@ def _run_lines(facts: dict[str, Any]) -> list[str]:
         lines.append(f"  {counts['rejected']:,} rows were rejected: {facts['run_directory']}/rejects.jsonl")
     lines.append(f"  report: {facts['report']}")
     return lines + [f"  export: {export['output']} ({export['rows']:,} rows)" for export in facts["exports"]]
-
-
-def _print(facts: dict[str, Any] | None, lines: list[str]) -> None:
-    """Facts as one JSON object, or lines for people."""
-    print(json.dumps(facts, ensure_ascii=False, default=str) if facts is not None else "\n".join(lines))
 
 
 if __name__ == "__main__":

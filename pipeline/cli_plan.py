@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline.cli_words import AsJson, ConfigPath, Overrides, print_facts
 from pipeline.errors import EXIT_DONE, EXIT_USAGE, UsageError
 
 if TYPE_CHECKING:
@@ -20,10 +20,8 @@ _BAR = 30
 
 
 def plan(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML configuration.", show_default=False)],
-    overrides: Annotated[
-        list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a key of the configuration; may be repeated.")
-    ] = None,
+    config: ConfigPath,
+    overrides: Overrides = None,
     hardware: Annotated[Path | None, typer.Option(help="Plan for the machine that this YAML or JSON file describes.")] = None,
     vram: Annotated[
         str | None, typer.Option(help="Plan for another machine: its graphics card(s), e.g. 24GiB or 2x24GiB; 0 for none.")
@@ -38,7 +36,7 @@ def plan(
     ] = False,
     plots: Annotated[Path | None, typer.Option(help="Also write plots of memory and time by context length into this folder.")] = None,
     plot_format: Annotated[str, typer.Option(help="png or svg.")] = "png",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else there.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what a run would decide and how long it would take, on this machine or another one, without loading weights."""
     from pipeline.config import load_config
@@ -88,7 +86,7 @@ def _machine(
 
 def _show(found: Outlook, *, tables: bool, drawn: list[Path], as_json: bool) -> None:
     if as_json:
-        print(json.dumps(facts(found, tables=tables, drawn=drawn), ensure_ascii=False, default=str))
+        print_facts(facts(found, tables=tables, drawn=drawn), [])
         return
     lines = [*_decision(found), *_predictions(found), *_documents(found), *_advice(found)]
     print("\n".join(lines))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 
 from pipeline.errors import ConfigError
 
@@ -99,8 +100,7 @@ class SourceConfig(_Section):
 
     def anywhere(self) -> SourceConfig:
         """The same source with local paths made absolute, for commands that are run from another folder later."""
-        absolute = [path if "://" in path else str(Path(path).absolute()) for path in self.paths]
-        return self.model_copy(update={"path": absolute})
+        return self.model_copy(update={"path": [_absolute(path) for path in self.paths]})
 
     @property
     def paths(self) -> list[str]:
@@ -140,15 +140,46 @@ class SummarizeTask(_Task):
     long_documents: Literal["map_reduce", "refine", "fail", "truncate"] = "map_reduce"
 
 
+class ShownExample(_Section):
+    """An example written in the configuration itself."""
+
+    text: str = Field(min_length=1)
+    label: str
+    id: str | None = Field(None, min_length=1, description="of the document it was taken from, so that it is not scored against gold")
+
+
+_ExamplesKey = Annotated[
+    Annotated[str, Tag("file")] | Annotated[list[ShownExample], Tag("inline")],
+    Discriminator(lambda value: "inline" if isinstance(value, list) else "file"),
+]
+
+
 class LabelTask(_Task):
     """Choose one of the labels (or any of them: ``multi``) for every document."""
 
     kind: Literal["label"]
     labels: dict[str, str | None]
+    label_names: Literal["as_written", "spaced"] = Field("as_written", description="how the model reads them; exports keep the names")
+    cue: str | None = Field(None, min_length=1, description="how the model's reply begins, before the label; null: as found best")
     multi: bool = False
+    examples: _ExamplesKey | None = Field(
+        None, description="shown to the model: a file with id, text and label, or a list of text and label"
+    )
+    gold: str | None = Field(
+        None, description="a file with id and label to calibrate by after the run; of its texts examples_per_label are shown to the model"
+    )
+    label_field: str = Field("label", min_length=1, description="the column of the label in these files")
+    examples_per_label: int | None = Field(None, ge=1)
+    examples_tokens: int = Field(1024, ge=16, description="texts of all examples together; longer ones are cut")
+    examples_seed: int = 0
     long_documents: Literal["aggregate", "fail", "truncate"] = "aggregate"
     abstain_below: float | None = Field(None, ge=0, le=1, description="below this probability the answer is null")
-    score_tolerance: float = Field(0.001, ge=0, lt=0.5, description="how far a probability may be off to save work; 0 is exact")
+    target_accuracy: float | None = Field(None, gt=0, lt=1, description="abstain so that the rest is right this often; needs gold")
+    calibration: Literal["auto", "none"] = Field(
+        "auto", description="auto: every label is scored, and answers are calibrated over the run's documents or by gold labels"
+    )
+    expected_shares: dict[str, float] | None = Field(None, description="how frequent each label is expected to be; null: no assumption")
+    score_tolerance: float = Field(0.001, ge=0, lt=0.5, description="with calibration none: how far a probability may be off to save work")
 
     @field_validator("labels", mode="before")
     @classmethod
@@ -181,6 +212,71 @@ class LabelTask(_Task):
         if not self.multi and len(self.labels) < 2:
             raise ValueError("one label leaves nothing to choose: give at least two, or set multi: true")
         return self
+
+    @model_validator(mode="after")
+    def _read_names_differ(self) -> LabelTask:
+        folded: dict[str, str] = {}
+        for name, shown in self.read_names.items():
+            first = folded.setdefault(shown.casefold(), name)
+            if first != name:
+                raise ValueError(f"labels {first!r} and {name!r} are both read as {shown!r}; rename one, or set label_names: as_written")
+        return self
+
+    @model_validator(mode="after")
+    def _examples_make_sense(self) -> LabelTask:
+        if self.examples is not None and self.examples_per_label is not None:
+            raise ValueError("examples are given and examples_per_label asks to draw them: keep one of the two keys")
+        if self.examples_per_label is not None and self.gold is None:
+            raise ValueError("examples_per_label needs gold, the file that the examples are drawn from")
+        if self.gold is not None and self.examples_per_label is None and self.calibration == "none" and self.target_accuracy is None:
+            raise ValueError("gold is read to calibrate by, which calibration: none leaves out: drop one of the two keys")
+        if self.multi and (self.examples is not None or self.examples_per_label is not None):
+            raise ValueError("examples cannot be shown with multi: true; they hold one label each")
+        if self.target_accuracy is not None and self.gold is None:
+            raise ValueError("target_accuracy needs gold, a file with true labels to set the threshold by; or use abstain_below")
+        if self.target_accuracy is not None and self.abstain_below is not None:
+            raise ValueError("target_accuracy and abstain_below both set the threshold: keep one of the two keys")
+        return self
+
+    @model_validator(mode="after")
+    def _shares_can_be_met(self) -> LabelTask:
+        if self.expected_shares is not None:
+            _check_shares(self.expected_shares, self.labels, multi=self.multi)
+        return self
+
+    @property
+    def read_names(self) -> dict[str, str]:
+        """Each label with the name that the model reads and is scored on."""
+        return {name: _spaced(name) if self.label_names == "spaced" else name for name in self.labels}
+
+    def anywhere(self) -> LabelTask:
+        """The same task with the paths of its files made absolute, for commands that are run from another folder later."""
+        files = {"gold": self.gold, "examples": self.examples}
+        return self.model_copy(update={key: _absolute(path) for key, path in files.items() if isinstance(path, str)})
+
+
+def _check_shares(shares: Mapping[str, float], labels: Collection[str], *, multi: bool) -> None:
+    """Everything that calibration asks of shares, so that it cannot fail on them at the end of a night. Raises ValueError."""
+    unknown, missing = sorted(set(shares) - set(labels)), [label for label in labels if label not in shares]
+    if unknown:
+        raise ValueError(f"expected_shares names {unknown[0]!r}, which is none of the labels")
+    if missing:
+        raise ValueError(f"expected_shares lacks {missing[0]!r}: give the share of every label, {len(labels)} in all")
+    for label, share in shares.items():
+        if not (math.isfinite(share) and 0 < share < 1):
+            raise ValueError(f"expected_shares: the share of {label!r}, {share}, is not between 0 and 1; a label without one is no label")
+    if not multi and abs(sum(shares.values()) - 1) > 0.01:
+        raise ValueError(f"expected_shares add up to {sum(shares.values()):.3f}, not to 1")
+
+
+def _spaced(name: str) -> str:
+    """``card_arrival``, ``card-arrival`` and ``cardArrival`` as words; capitals stay, and names such as iPhone."""
+    parted = re.sub(r"(?<=[a-z]{2})(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z]{2})", " ", re.sub(r"[_-]+", " ", name))
+    return " ".join(parted.split()) or name
+
+
+def _absolute(path: str) -> str:
+    return path if "://" in path else str(Path(path).absolute())
 
 
 def _refuse_repeated(names: Sequence[object]) -> object:
@@ -248,6 +344,11 @@ class Config(_Section):
     engine: EngineConfig = EngineConfig()
     run: RunConfig
 
+    def anywhere(self) -> Config:
+        """The same configuration with the local paths of everything it reads made absolute."""
+        tasks = [task.anywhere() if isinstance(task, LabelTask) else task for task in self.tasks]
+        return self.model_copy(update={"source": self.source.anywhere(), "tasks": tasks})
+
     @field_validator("tasks")
     @classmethod
     def _distinct_names(cls, value: list[TaskConfig]) -> list[TaskConfig]:
@@ -295,7 +396,7 @@ def _place(location: tuple[int | str, ...]) -> str:
     for index, part in enumerate(location):
         if isinstance(part, int):
             text += f"[{part}]"
-        elif not (index >= 2 and location[0] == "tasks" and isinstance(location[index - 1], int)):
+        elif not (index == 2 and location[0] == "tasks" and isinstance(location[1], int)):
             text += f".{part}" if text else str(part)
     return text or "(top level)"
 

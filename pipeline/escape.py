@@ -1,4 +1,4 @@
-"""Text that others wrote, made fit to stand inside a Markdown report: shown as it is, never obeyed."""
+"""Text that others wrote, made fit to stand inside a Markdown report or a spreadsheet: shown as it is, never obeyed."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 _MARKS = re.compile(r"[&<>\\`*\[\]|~$!{}^]|_(?<![0-9A-Za-z]_)|_(?![0-9A-Za-z])")
 _BLOCK_START = re.compile(r"^(?:[-+#=:]|(?P<number>\d{1,9})(?P<mark>[.)])(?=\s|$))")
 _JOINER = "\u2060"  # word joiner: invisible, breaks what renderers would take for an address
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _ADDRESS = re.compile(r"(?i)@|:(?=//)|(?<=mailto):|(?<=xmpp):|(?<=www)\.")
 
 
@@ -35,3 +36,15 @@ def escape_exactly(text: str) -> str:
     """Every mark of Markdown and HTML inside a line as itself; addresses broken, so that no renderer makes links of them."""
     marked = _MARKS.sub(lambda found: _ENTITIES.get(found[0], "\\" + found[0]), text)
     return _ADDRESS.sub(lambda found: _JOINER + found[0], marked)
+
+
+def spreadsheet_text(text: str) -> str:
+    """``text`` for a cell of a CSV file: what a spreadsheet would take for a formula gets an apostrophe in front."""
+    return "'" + text if text.startswith(_FORMULA) else text
+
+
+def from_spreadsheet(text: str) -> str:
+    """What ``spreadsheet_text`` was given, for a cell that comes back from a person. A text that began with an apostrophe and a mark
+    of a formula by itself cannot be told from it.
+    """
+    return text[1:] if text.startswith("'") and text[1:].startswith(_FORMULA) else text

@@ -20,9 +20,11 @@ from typing import IO, TYPE_CHECKING, Any
 from pipeline.atomic import replace_file
 from pipeline.config import parse_config
 from pipeline.errors import OvernightError, UsageError
+from pipeline.escape import spreadsheet_text
 from pipeline.sources import source_files
 from pipeline.stores.ledger import Ledger
 from pipeline.stores.reading import ExportRow, TaskResult, TaskRow, answer_probability
+from pipeline.views import View, latest_view, said, through
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,8 +33,8 @@ Row = dict[str, Any]
 _GROUP_ROWS = 2048
 _GROUP_CHARACTERS = 8_000_000
 _LINE_ENDS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}  # some readers of lines split at these
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _HEAD_BYTES = 1 << 24
+_NOT_COVERED = "view 0: none (what the view is computed from was not kept)"
 
 
 def check_output(output: Path, inputs: Sequence[str]) -> None:
@@ -56,18 +58,21 @@ def check_output(output: Path, inputs: Sequence[str]) -> None:
             raise UsageError(f"cannot export to {output}: the next run would read it from the folder {name}; choose another place")
 
 
-def export(ledger: Ledger, output: Path, *, force: bool = False, inputs: Sequence[str] = ()) -> int:
+def export(ledger: Ledger, output: Path, *, force: bool = False, inputs: Sequence[str] = (), view: int | None = None) -> int:
     """Write every present input with the answers of the active tasks; returns the number of rows.
 
+    Labels are shown through their latest calibration, or that of the number ``view``; 0 is what the model said itself.
     An existing file is replaced when its columns say that it is an earlier export, or with ``force``; an input of the run never.
     Raises UsageError, StoppedEarly when the disk is full.
     """
     check_output(output, [*inputs, *_inputs(ledger)])
     tasks = ledger.tasks()
-    columns = _columns(tasks)
+    views = {task.job.name: found for task in tasks if (found := latest_view(ledger, task, view)) is not None}
+    columns = _columns(tasks, views)
     if output.exists() and not force and not _is_export(output, tasks):
         raise UsageError(f"{output} exists and is not an earlier export of this run; choose another name, or --force to overwrite it")
-    rows = _counted(_record(row, tasks) for row in ledger.rows())
+    rows_seen = through(ledger.rows(), views) if views else said(ledger.rows(), tasks) if view == 0 else ledger.rows()
+    rows = _counted(_record(row, tasks, views) for row in rows_seen)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with replace_file(output) as stream:
@@ -100,24 +105,29 @@ class _counted:  # noqa: N801  # used like a function: an iterable that remember
             yield row
 
 
-def _group(task: TaskRow) -> list[str]:
+def _group(task: TaskRow, *, viewed: bool) -> list[str]:
     """The columns of one task."""
     endings = ["", "_status", "_error", "_finish_reason"] + (["_probability", "_probabilities"] if task.job.kind == "label" else [])
-    return [task.job.name + ending for ending in endings]
+    return [task.job.name + ending for ending in [*endings, *(["_calibration"] if viewed else [])]]
 
 
-def _columns(tasks: Sequence[TaskRow]) -> list[str]:
-    columns = ["id", *itertools.chain.from_iterable(map(_group, tasks))]
+def _columns(tasks: Sequence[TaskRow], views: Mapping[str, View]) -> list[str]:
+    columns = ["id", *itertools.chain.from_iterable(_group(task, viewed=task.job.name in views) for task in tasks)]
     for column in columns:
         if columns.count(column) > 1:
             raise UsageError(f"two tasks of this run would both fill the column {column!r}; rename one of them")
     return columns
 
 
-def _record(row: ExportRow, tasks: Sequence[TaskRow]) -> Row:
+def _record(row: ExportRow, tasks: Sequence[TaskRow], views: Mapping[str, View]) -> Row:
     record: Row = {"id": _text(row.input.id)}
     for task in tasks:
-        record.update(zip(_group(task), _cells(row.results[task.job.name], task), strict=True))
+        view = views.get(task.job.name)
+        result = row.results[task.job.name]
+        cells = _cells(result, task)
+        if view is not None:
+            cells.append(None if result.state != "done" else view.short() if view.covers(result) else _NOT_COVERED)
+        record.update(zip(_group(task, viewed=view is not None), cells, strict=True))
     return record
 
 
@@ -165,14 +175,16 @@ def _write_csv(stream: IO[bytes], columns: Sequence[str], rows: Iterable[Row], _
 def _csv_cell(value: Any) -> Any:
     if isinstance(value, list | dict):
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    return "'" + value if isinstance(value, str) and value.startswith(_FORMULA) else value
+    return spreadsheet_text(value) if isinstance(value, str) else value
 
 
 def _write_parquet(stream: IO[bytes], columns: Sequence[str], rows: Iterable[Row], tasks: Sequence[TaskRow]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    types = {"id": pa.string()} | {name: kind for task in tasks for name, kind in zip(_group(task), _types(task, pa), strict=False)}
+    types = {"id": pa.string()} | {
+        name: kind for task in tasks for name, kind in zip(_group(task, viewed=True), _types(task, pa), strict=False)
+    }
     schema = pa.schema([(name, types[name]) for name in columns])
     iterator = iter(rows)
     with pq.ParquetWriter(stream, schema, compression="zstd") as writer:
@@ -198,7 +210,7 @@ def _types(task: TaskRow, pa: Any) -> list[pa.DataType]:
     definition = task.job.identity.get("task")
     several = isinstance(definition, Mapping) and bool(definition.get("multi"))
     answer = pa.list_(pa.string()) if several else pa.string()
-    return [answer, pa.string(), pa.string(), pa.string(), pa.float64(), pa.map_(pa.string(), pa.float64())]
+    return [answer, pa.string(), pa.string(), pa.string(), pa.float64(), pa.map_(pa.string(), pa.float64()), pa.string()]
 
 
 def _arrow(value: Any) -> Any:
@@ -221,9 +233,11 @@ def _is_export(path: Path, tasks: Sequence[TaskRow]) -> bool:
     if rest[:1] != ["id"] or len(rest) == 1:
         return False
     del rest[0]
-    for group in map(_group, tasks):
-        if rest[: len(group)] == group:
-            del rest[: len(group)]
+    for task in tasks:
+        for group in (_group(task, viewed=True), _group(task, viewed=False)):
+            if rest[: len(group)] == group:
+                del rest[: len(group)]
+                break
     return not rest
 
 

@@ -15,8 +15,9 @@ from pipeline.records import Decode, Document, Generation, Step
 from pipeline.run_directory import LEDGER
 from pipeline.sources import read_source
 from pipeline.stores.ledger import Ledger
-from pipeline.stores.reading import InputRow
+from pipeline.stores.reading import InputRow, TaskResult, TaskRow
 from pipeline.tasks import Task
+from pipeline.views import latest_view
 
 
 def inspect(directory: Path, document_id: str) -> dict[str, Any]:
@@ -47,18 +48,37 @@ def _texts(config: Config, tasks: Sequence[Task], keys: set[str]) -> dict[str, D
 
 def _told(ledger: Ledger, tokenizer: Tokenizer, tasks: Sequence[Task], row: InputRow, document: Document | None) -> dict[str, Any]:
     facts: dict[str, Any] = {"file": row.file, "line": row.line, "characters": row.characters, "tasks": {}}
-    known = {row.job.name for row in ledger.tasks()}
+    known = {row.job.name: row for row in ledger.tasks()}
     for task in tasks:
         if task.job.name not in known:
             continue
         key = row.work_key(task.job)
         story: dict[str, Any] = {"result": ledger.result(task.job.name, key)}
+        story |= _calibrated(ledger, known[task.job.name], key, story["result"])
         if document is None:
             story["note"] = "the document is no longer in the source, so its prompts cannot be shown"
         else:
             story["steps"] = [_step(tokenizer, step, reply) for step, reply in _replay(task, document, ledger.replies(task.job.name, key))]
         facts["tasks"][task.job.name] = story
     return facts
+
+
+def _calibrated(ledger: Ledger, task: TaskRow, key: str, result: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The answer as the view in force shows it, beside what the model said itself; nothing where there is no view."""
+    view = latest_view(ledger, task)
+    if view is None or result is None:
+        return {}
+    named = {name: result[name] for name in ("state", "value", "finish_reason", "probabilities", "scores")}
+    found = TaskResult(**named, features=ledger.features(task.job.name, key))
+    if not view.covers(found):
+        return {}
+    shown = view.apply([found])[0]
+    return {
+        "calibrated": {
+            "view": view.number, "value": shown.value, "finish_reason": shown.finish_reason, "probabilities": shown.probabilities,
+            "threshold": view.threshold, "sentence": view.sentence,
+        }
+    }  # fmt: skip
 
 
 def _replay(task: Task, document: Document, recorded: Mapping[str, Generation]) -> Iterator[tuple[Step, Generation | None]]:
@@ -97,9 +117,19 @@ def render(facts: Mapping[str, Any]) -> list[str]:
         for name, story in document["tasks"].items():
             lines += ["", f"== task {name} =="]
             lines += [f"{key}: {value}" for key, value in (story["result"] or {"state": "pending"}).items() if value is not None]
+            lines += _calibrated_lines(story.get("calibrated"))
             lines += [story["note"]] if "note" in story else []
             for step in story.get("steps", ()):
                 span = f", characters {step['span'][0]:,} to {step['span'][1]:,}" if step["span"] else ""
                 lines += ["", f"-- {step['name']}: {step['prompt_tokens']:,} tokens{span}, asked for {step['asked']} --", step["prompt"]]
                 lines += [f"-> {step['reply']}"] if "reply" in step else []
     return lines
+
+
+def _calibrated_lines(shown: Mapping[str, Any] | None) -> list[str]:
+    """Raw numbers stand above, in the result; these are what exports show."""
+    if shown is None:
+        return []
+    odds = ", ".join(f"{name} {number:.4f}" for name, number in sorted(shown["probabilities"].items(), key=lambda pair: -pair[1]))
+    answer = "(abstained)" if shown["value"] is None else shown["value"]
+    return [f"as view {shown['view']} shows it: {answer}", f"calibrated probabilities: {odds}", f"view: {shown['sentence']}"]

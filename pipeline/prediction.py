@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.calibration import remember
+from pipeline.speeds import remember
 from pipeline.config import Config
 from pipeline.planner.quantities import quantities
 from pipeline.preparation import Preparation

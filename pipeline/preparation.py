@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.calibration import Calibration, calibrated, recall
-from pipeline.config import Config
+from pipeline.speeds import Calibration, calibrated, recall
+from pipeline.config import Config, LabelTask
 from pipeline.engine.base import Backend
 from pipeline.engine.demo_model import cache_folder
 from pipeline.errors import CannotPlan, ConfigError
@@ -22,6 +22,7 @@ from pipeline.planner.shape import ModelShape, model_shape
 from pipeline.planner.work import TaskLoad
 from pipeline.prompts import PROMPT_FORMAT, FrameBuilder
 from pipeline.records import Plan, Sampling
+from pipeline.sources.labelled import labelled_for
 from pipeline.stopping import seconds_until
 from pipeline.tasks import Setting, Task, build_task
 
@@ -145,7 +146,8 @@ def bind_tasks(
     if not wanted:
         raise ConfigError(f"the configuration has no task of kind {' or '.join(sorted(kinds or ()))}; it has {_kinds(config)}")
     setting = _setting(config, backend, resolved, context_tokens)
-    return tuple(build_task(task, setting, identity) for task in wanted)
+    examples = [labelled_for(task) if isinstance(task, LabelTask) else [] for task in wanted]
+    return tuple(build_task(task, setting, identity, given) for task, given in zip(wanted, examples, strict=True))
 
 
 def shared_identity(config: Config, model: Mapping[str, Any], resolved: Mapping[str, Any], context_tokens: int) -> dict[str, Any]:

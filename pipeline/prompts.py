@@ -53,10 +53,12 @@ class Tokenizer(Protocol):
         ...
 
 
-PROMPT_FORMAT = 1
+PROMPT_FORMAT = 2
 """Version of how prompts are put together; part of every task's identity."""
 
-_SLOTS = ("zqSystemSlotqz", "zqUserSlotqz")
+_SYSTEM_SLOT = "zqSystemSlotqz"
+_USER_SLOT = "zqUserSlot{}qz"
+_REPLY_SLOT = "zqReplySlot{}qz"
 # A token rarely covers more characters; only how much text is looked at in one go depends on it, never the result.
 _WINDOW_CHARACTERS_PER_TOKEN = 8
 _COUNTED_CHARACTERS = 200_000
@@ -90,15 +92,18 @@ class Part:
 
 
 class _Template(NamedTuple):
-    """The template's own text: up to the system slot (or the user slot), between the slots, after the user slot.
+    """The template's own text around what is put into it: ``len(pieces) - 1`` slots, in the order of the conversation.
 
-    ``middle`` is None without a system turn, ``tail`` is None where the model has no chat template.
+    ``system``: the first slot is the system turn's. ``pieces`` is None where the model has no chat template.
     """
 
-    head: str
-    middle: str | None
-    tail: str | None
+    pieces: tuple[str, ...] | None
+    system: bool = False
     notes: tuple[str, ...] = ()
+
+
+Turn = tuple[str, str]
+"""An earlier exchange that the model is shown: what the user gave it to read, and its reply."""
 
 
 class FrameBuilder:
@@ -113,28 +118,58 @@ class FrameBuilder:
         self._document_first = layout == "document_first"
         day = datetime.date.fromisoformat(pinned_date)
         self._options = {"date_string": day.strftime("%d %b %Y"), "strftime_now": day.strftime, **options}
-        self._templates: dict[bool, _Template] = {}
+        self._templates: dict[tuple[bool, int], _Template] = {}
 
-    def build(self, instructions: str, cue: str, system: str | None = None) -> Frame:
-        """Frame of ``instructions`` about a document. ``cue`` ("Summary:") ends a prompt only where the model has no chat template."""
-        template = self._template(bool(system))
-        encode, encode_template = self._tokenizer.encode, self._tokenizer.encode_template
-        opening = encode_template(template.head)
-        if system and template.middle is not None:
-            opening += encode(system) + encode_template(template.middle)
-        elif system:
+    @property
+    def document_first(self) -> bool:
+        """Whether the document stands before the instructions."""
+        return self._document_first
+
+    def build(
+        self, instructions: str, cue: str, system: str | None = None, *, begun: bool = False, turns: Sequence[Turn] = ()
+    ) -> Frame:  # fmt: skip
+        """Frame of ``instructions`` about a document.
+
+        ``cue`` ("Summary:") ends a prompt where the model has no chat template; with ``begun`` it begins the reply in any case.
+        ``turns`` are examples, shown in the prefix as an earlier part of the conversation; only where the instructions come first.
+        """
+        template = self._template(bool(system), len(turns))
+        if system and not template.system:
             instructions = f"{system}\n\n{instructions}"
-        ending = encode(f"\n\n{cue}") if template.tail is None else encode_template(template.tail)
+        if template.pieces is None:
+            return self._plain(instructions, cue, turns, template.notes)
+        encode, encode_template = self._tokenizer.encode, self._tokenizer.encode_template
+        said = [text for turn in turns for text in turn]
+        if said:
+            said[0] = f"{instructions}\n\n{said[0]}"
+        contents = [*([system] if system and template.system else []), *said]
+        before: list[int] = []
+        for piece, content in zip(template.pieces, contents, strict=False):
+            before += encode_template(piece) + encode(content)
+        before += encode_template(template.pieces[-2])
+        ending = encode_template(template.pieces[-1]) + (encode(cue) if begun else [])
         if self._document_first:
-            before, after = opening, encode(f"\n\n{instructions}") + ending
-        else:
-            before, after = opening + encode(f"{instructions}\n\n"), ending
-        return Frame(self._with_bos(before), tuple(after), template.notes)
+            return self._frame(before, encode(f"\n\n{instructions}") + ending, template.notes)
+        return self._frame(before if said else before + encode(f"{instructions}\n\n"), ending, template.notes)
 
-    def answer(self, text: str) -> tuple[int, ...]:
-        """Ids of ``text`` as a whole answer of the model: its tokens and the end of turn."""
-        plain = self._template(False).tail is None
-        return (*self._tokenizer.encode(f" {text}" if plain else text), self._tokenizer.end_ids[0])
+    def answer(self, text: str, *, begun: bool = False, ended: bool = True) -> tuple[int, ...]:
+        """Ids of ``text`` as a whole answer of the model: its tokens and, with ``ended``, the end of turn.
+
+        ``begun``: it goes on after a cue, see ``build``.
+        """
+        apart = begun or self._template(False).pieces is None
+        return (*self._tokenizer.encode(f" {text}" if apart else text), *((self._tokenizer.end_ids[0],) if ended else ()))
+
+    def _plain(self, instructions: str, cue: str, turns: Sequence[Turn], notes: tuple[str, ...]) -> Frame:
+        """Without a chat template: the same as running text."""
+        encode = self._tokenizer.encode
+        if self._document_first:
+            return self._frame([], encode(f"\n\n{instructions}") + encode(f"\n\n{cue}"), notes)
+        shown = "".join(f"{text}\n\n{reply}\n\n" for text, reply in turns)
+        return self._frame(encode(f"{instructions}\n\n{shown}"), encode(f"\n\n{cue}"), notes)
+
+    def _frame(self, before: Sequence[int], after: Sequence[int], notes: tuple[str, ...]) -> Frame:
+        return Frame(self._with_bos(before), tuple(after), notes)
 
     def _with_bos(self, ids: Sequence[int]) -> tuple[int, ...]:
         """Exactly one beginning-of-sequence where the tokenizer wants one; templates may or may not have written it."""
@@ -144,39 +179,60 @@ class FrameBuilder:
             rest = rest[len(bos) :]
         return (*bos, *rest)
 
-    def _template(self, with_system: bool) -> _Template:
-        if with_system not in self._templates:
-            self._templates[with_system] = self._with_system() if with_system else self._without_system()
-        return self._templates[with_system]
+    def _template(self, with_system: bool, turn_count: int = 0) -> _Template:
+        key = with_system, turn_count
+        if key not in self._templates:
+            self._templates[key] = self._with_system(turn_count) if with_system else self._without_system(turn_count)
+        return self._templates[key]
 
-    def _without_system(self) -> _Template:
-        slot = _SLOTS[1]
+    def _without_system(self, turn_count: int) -> _Template:
+        slots = _slots(turn_count)
         try:
-            rendered = self._tokenizer.render([{"role": "user", "content": slot}], self._options)
+            rendered = self._tokenizer.render(_conversation(slots), self._options)
         except ValueError as error:
-            raise ConfigError(f"the model's chat template refuses a single user message: {error}") from None
+            asked = "earlier turns" if turn_count else "a single user message"
+            raise ConfigError(f"the model's chat template refuses {asked}: {error}") from None
         if rendered is None:
-            return _Template("", None, None, ("no chat template: plain prompt",))
-        if rendered.count(slot) != 1:
-            raise ConfigError(f"the model's chat template shows a user message {rendered.count(slot)} times; it must show it once")
-        head, _, tail = rendered.partition(slot)
-        return _Template(head, None, tail)
+            return _Template(None, notes=("no chat template: plain prompt",))
+        pieces = _cut_at(rendered, slots)
+        if pieces is None:
+            found = ", ".join(f"{rendered.count(slot)} times" for slot in slots)
+            raise ConfigError(f"the model's chat template shows the messages of a conversation {found}; it must show each once, in order")
+        return _Template(pieces)
 
-    def _with_system(self) -> _Template:
-        system_slot, user_slot = _SLOTS
-        messages = [{"role": "system", "content": system_slot}, {"role": "user", "content": user_slot}]
+    def _with_system(self, turn_count: int) -> _Template:
+        slots = [_SYSTEM_SLOT, *_slots(turn_count)]
         try:
-            rendered = self._tokenizer.render(messages, self._options)
+            rendered = self._tokenizer.render([{"role": "system", "content": _SYSTEM_SLOT}, *_conversation(slots[1:])], self._options)
         except ValueError:  # some templates raise on a system role, others drop it
             rendered = ""
-        head, found, rest = (rendered or "").partition(system_slot)
-        middle, found_user, tail = rest.partition(user_slot)
-        if found and found_user:
-            return _Template(head, middle, tail)
-        plain = self._template(False)
-        if plain.tail is None:  # no template at all, which is said already
+        pieces = _cut_at(rendered or "", slots)
+        if pieces is not None:
+            return _Template(pieces, system=True)
+        plain = self._template(False, turn_count)
+        if plain.pieces is None:  # no template at all, which is said already
             return plain
         return plain._replace(notes=(*plain.notes, "the template has no system role: folded into the user turn"))
+
+
+def _slots(turn_count: int) -> list[str]:
+    """Placeholders for what is said: by the user and the model in turn, last by the user."""
+    earlier = [slot.format(number) for number in range(turn_count) for slot in (_USER_SLOT, _REPLY_SLOT)]
+    return [*earlier, _USER_SLOT.format(turn_count)]
+
+
+def _conversation(slots: Sequence[str]) -> list[dict[str, str]]:
+    return [{"role": "assistant" if place % 2 else "user", "content": slot} for place, slot in enumerate(slots)]
+
+
+def _cut_at(rendered: str, slots: Sequence[str]) -> tuple[str, ...] | None:
+    """The text around the slots, or None unless each of them stands in it once, in order."""
+    if any(rendered.count(slot) != 1 for slot in slots):
+        return None
+    places = [rendered.index(slot) for slot in slots]
+    if places != sorted(places):
+        return None
+    return tuple(re.split("|".join(map(re.escape, slots)), rendered))
 
 
 def fits(tokenizer: Tokenizer, text: str, room_tokens: int) -> tuple[int, ...] | None:

@@ -108,11 +108,12 @@ class Score:
     """Ask for the log-probability of each continuation (non-empty token sequences) after the prompt.
 
     With ``tolerance`` above 0, continuations that together cannot change the winner, nor its probability among all of them by more
-    than that, may be left at an upper bound.
+    than that, may be left at an upper bound. ``features``: the model's state at the prompt's last token is wanted too.
     """
 
     continuations: tuple[tuple[int, ...], ...]
     tolerance: float = 0.0
+    features: bool = field(default=False, repr=False)  # out of ``repr``, and so of the identity of recorded steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +150,15 @@ class Generation:
     """What the engine gives back for one request.
 
     ``token_ids`` are the decoded tokens without the end token; ``scores`` the natural-log probabilities of a Score's
-    continuations, in their order. ``seconds`` is the request's share of its batch's time. ``error`` is (kind, message) when
-    there is no answer.
+    continuations, in their order, and ``features`` the state at the prompt's last token (little-endian float16; empty where it was not
+    asked for, or the engine cannot see it). ``seconds`` is the request's share of its batch's time. ``error`` is (kind, message) when there
+    is no answer.
     """
 
     request_id: int
     token_ids: tuple[int, ...] = ()
     scores: tuple[float, ...] = ()
+    features: bytes = b""
     finish_reason: FinishReason = "stop"
     prompt_tokens: int = 0
     seconds: float = 0.0
@@ -169,7 +172,8 @@ class Answer:
     """A document's answer to a task.
 
     ``value`` is the summary, the label, the list of labels (multi), or None when abstained. ``probabilities`` and ``scores``
-    (natural logs, uncalibrated, kept for ever) map label to number. ``tokens_in`` counts the document's tokens read,
+    (natural logs, uncalibrated, kept for ever) map label to number; ``features`` are those of ``Generation``, averaged over the parts.
+    ``tokens_in`` counts the document's tokens read,
     ``tokens_dropped`` those left out by an explicit truncate; ``notes`` are facts worth a line in the report.
     """
 
@@ -177,6 +181,7 @@ class Answer:
     finish_reason: str
     probabilities: Mapping[str, float] | None = None
     scores: Mapping[str, float] | None = None
+    features: bytes = b""
     raw: str | None = None
     tokens_in: int = 0
     tokens_out: int = 0

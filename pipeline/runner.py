@@ -29,6 +29,7 @@ from pipeline.journal import Journal
 from pipeline.pace import Pace
 from pipeline.prediction import learn, predict
 from pipeline.preparation import Preparation, meant_by_auto, prepare, resolve
+from pipeline.recalibration import calibrate_as_configured, check_configured
 from pipeline.records import Document, Failure, Outcome, Progress, Reject
 from pipeline.rehearsal import Sampler
 from pipeline.report import write_report
@@ -121,6 +122,7 @@ class Night:
 
     def _accepted(self, limit: int | None, fork: bool) -> RunResult:
         """The run itself; whatever happens, the ledger says how it ended."""
+        check_configured(self._config)
         self._ledger.accept_tasks([task.job for task in self._prepared.tasks], fork=fork)
         self._keep_resolved()
         self._run = self._ledger.begin_run(self._facts())
@@ -155,6 +157,7 @@ class Night:
                 self._ledger.annotate_run(self._run, waiting=self._crew.waiting, peaks=self._crew.peaks)
             self._ledger.end_run(self._run, exit_code, reason)
             self._tell(Progress("reporting"))
+            self._ledger.annotate_run(self._run, calibration=calibrate_as_configured(self._ledger, self._config))
             write_report(self._ledger, self._directory.path)
             learn(self._config, self._prepared, self._directory.path / "report.json")
         except (StoppedEarly, OSError) as error:
@@ -322,9 +325,9 @@ class Night:
 
     def _facts(self) -> dict[str, object]:
         plan = self._prepared.plan
-        config = self._config.model_copy(update={"source": self._config.source.anywhere()})
         return {
-            "pid": os.getpid(), "command": sys.argv, "config": config.model_dump(mode="json"), "versions": stack_versions(),
+            "pid": os.getpid(), "command": sys.argv, "config": self._config.anywhere().model_dump(mode="json"),
+            "versions": stack_versions(),
             "model": dict(self._prepared.identity["model"]), "notes": list(self._prepared.notes),
             "plan": {name: getattr(plan, name) for name in plan.__dataclass_fields__},
         }  # fmt: skip

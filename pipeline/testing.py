@@ -19,6 +19,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,13 +149,12 @@ class ScriptedEngine:
         if isinstance(request.ask, Decode):
             return _text(request, request.ask)
         scores = tuple(-10 * int(digest(repr(request.ids), repr(sequence))[:6], 16) / 16**6 - 0.1 for sequence in request.ask.continuations)
-        return Generation(request.request_id, scores=scores)
+        features = digest(repr(request.ids))[:16].encode("utf-16-le") if request.ask.features else b""  # small numbers as float16
+        return Generation(request.request_id, scores=scores, features=features)
 
     @staticmethod
     def _stamped(reply: Generation, request: Request, seconds: float, rows: int) -> Generation:
-        return Generation(
-            reply.request_id, reply.token_ids, reply.scores, reply.finish_reason, len(request.ids), seconds, rows, "device", reply.error
-        )
+        return replace(reply, prompt_tokens=len(request.ids), seconds=seconds, batch_rows=rows)
 
 
 def _control(number: int) -> str:

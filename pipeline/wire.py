@@ -37,7 +37,7 @@ def pack_request(request: Request) -> dict[str, Any]:
     ask = request.ask
     packed: dict[str, Any] = {"request_id": request.request_id, "ids": request.ids, "prefix_tokens": request.prefix_tokens}
     if isinstance(ask, Score):
-        return {**packed, "continuations": ask.continuations, "tolerance": ask.tolerance}
+        return {**packed, "continuations": ask.continuations, "tolerance": ask.tolerance, "features": ask.features}
     sampling = ask.sampling
     chosen = None if sampling is None else [sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed]
     return {**packed, "max_new_tokens": ask.max_new_tokens, "sampling": chosen, "loops_end": ask.loops_end}
@@ -47,7 +47,7 @@ def unpack_request(packed: dict[str, Any]) -> Request:
     """The inverse of ``pack_request``."""
     ask: Decode | Score
     if "continuations" in packed:
-        ask = Score(tuple(tuple(sequence) for sequence in packed["continuations"]), packed["tolerance"])
+        ask = Score(tuple(tuple(sequence) for sequence in packed["continuations"]), packed["tolerance"], packed["features"])
     else:
         sampling = packed["sampling"]
         ask = Decode(packed["max_new_tokens"], None if sampling is None else Sampling(*sampling), packed["loops_end"])

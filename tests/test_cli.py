@@ -17,6 +17,8 @@ import pytest
 from tests.nights import ANight, documents, no_process_left
 
 COMMANDS = ("run", "plan", "status", "export", "report", "retry", "show", "doctor")
+QUALITY_COMMANDS = ("evaluate", "review", "sample")  # what they do is in test_assessment and test_picking
+LIGHT = {"pipeline", "pipeline.cli", "pipeline.cli_plan", "pipeline.cli_quality", "pipeline.cli_words", "pipeline.errors"}
 # Typer itself loads pydantic; that none of our own models is built is seen by pipeline.config.
 HEAVY = {"torch", "transformers", "accelerate", "bitsandbytes", "datasets", "prefect", "pyarrow", "numpy", "sqlalchemy", "yaml"}
 STATES = {"pending", "running", "done", "failed", "quarantined", "skipped"}
@@ -45,14 +47,14 @@ def night(tmp_path_factory: pytest.TempPathFactory) -> ANight:
 # ── help ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("arguments", [("--help",), *((name, "--help") for name in COMMANDS)], ids=" ".join)
+@pytest.mark.parametrize("arguments", [("--help",), *((name, "--help") for name in COMMANDS + QUALITY_COMMANDS)], ids=" ".join)
 def test_help_loads_nothing_heavy(arguments: tuple[str, ...]) -> None:
     done = subprocess.run([sys.executable, "-c", _HELP, *arguments], capture_output=True, text=True, cwd=ROOT, check=True)
     assert "Usage" in done.stdout
     loaded = set(json.loads(done.stderr.splitlines()[-1]))
     assert {"typer", "pipeline.cli"} <= loaded
     assert not HEAVY & loaded
-    assert {name for name in loaded if name.startswith("pipeline")} == {"pipeline", "pipeline.cli", "pipeline.cli_plan", "pipeline.errors"}
+    assert {name for name in loaded if name.startswith("pipeline")} == LIGHT
 
 
 def test_the_program_names_its_commands_and_exit_codes(night: ANight) -> None:

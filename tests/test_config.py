@@ -51,6 +51,19 @@ def test_shipped_configurations_are_valid(path: Path) -> None:
         (changed(tasks__1__labels=["a"]), "tasks[1]", "nothing to choose"),
         (changed(tasks__1__labels=[]), "tasks[1].labels", "at least one"),
         (changed(tasks__1__labels=[" a", "b"]), "tasks[1].labels", "spaces"),
+        (changed(tasks__1__labels=["a_b", "A-b"], tasks__1__label_names="spaced"), "tasks[1]", "'a_b' and 'A-b' are both read as"),
+        (changed(tasks__1__examples_per_label=4), "tasks[1]", "needs gold"),
+        (changed(tasks__1__gold="g.jsonl", tasks__1__calibration="none"), "tasks[1]", "drop one of the two keys"),
+        (changed(tasks__1__target_accuracy=0.9), "tasks[1]", "needs gold"),
+        (changed(tasks__1__target_accuracy=0.9, tasks__1__gold="g", tasks__1__abstain_below=0.5), "tasks[1]", "keep one of the two keys"),
+        (changed(tasks__1__gold="g", tasks__1__target_accuracy=1.0), "tasks[1].target_accuracy", "less than 1"),
+        (changed(tasks__1__expected_shares={"x": 0.5, "a": 0.5, "b": 0.5}), "tasks[1]", "none of the labels"),
+        (changed(tasks__1__expected_shares={"a": 0.5}), "tasks[1]", "lacks 'b'"),
+        (changed(tasks__1__expected_shares={"a": 0.9, "b": 0.0}), "tasks[1]", "not between 0 and 1"),
+        (changed(tasks__1__expected_shares={"a": 0.9, "b": float("nan")}), "tasks[1]", "not between 0 and 1"),
+        (changed(tasks__1__expected_shares={"a": 0.9, "b": 0.9}), "tasks[1]", "add up to 1.800"),
+        (changed(tasks__1__examples=[{"text": "x"}]), "tasks[1].examples.inline[0].label", "required"),
+        (changed(tasks__1__examples="e.csv", tasks__1__multi=True), "tasks[1]", "multi"),
         (changed(tasks__1__name="s"), "tasks", "two tasks"),
         (changed(tasks__0__name="id"), "tasks[0].name", "taken"),
         (changed(tasks__0__name="a b"), "tasks[0].name", "not a task name"),
@@ -144,3 +157,12 @@ def test_any_mapping_is_a_configuration_or_a_sentence(raw: dict[str, Any]) -> No
         accepted = None
         words = str(error)
     assert accepted is not None or "not valid" in words
+
+
+def test_paths_of_label_files_are_made_absolute() -> None:
+    made = parse_config(changed(tasks__1__gold="g.jsonl", tasks__1__examples_per_label=2)).anywhere()
+    task = made.tasks[1]
+    assert isinstance(task, LabelTask)
+    assert task.gold is not None
+    assert Path(task.gold).is_absolute()
+    assert all(Path(path).is_absolute() for path in made.source.paths)

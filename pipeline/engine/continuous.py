@@ -19,6 +19,7 @@ from pipeline.batching import row_tokens
 from pipeline.engine.attention import IMPLEMENTATION, Prefix
 from pipeline.engine.base import Listener
 from pipeline.engine.engine import ModelEngine, free_memory, is_out_of_memory
+from pipeline.engine.features import packed, watched
 from pipeline.engine.forward import attend_by
 from pipeline.engine.generate import Output
 from pipeline.engine.packed import Feed, PackedModel, Row
@@ -48,6 +49,12 @@ class _Guest:
     asked: list[int] = field(default_factory=list)
     seconds: float = 0.0
     company: int = 1
+    features: bytes = b""
+
+    @property
+    def wants_features(self) -> bool:
+        """Whether the state at its prompt's last token is asked for and not seen yet."""
+        return isinstance(self.request.ask, Score) and self.request.ask.features and not self.features
 
     @property
     def reading(self) -> bool:
@@ -115,7 +122,8 @@ class ContinuousEngine:
             try:
                 self._invite()
                 feeds = self._feeds()
-                logits = self._packed.run([feed for _, feed in feeds])
+                with watched(self._model, wanted=any(guest.wants_features for guest, _ in feeds)) as watch:
+                    logits = self._packed.run([feed for _, feed in feeds])
             except Exception as error:  # noqa: BLE001  # whatever the model raises, the static engine finds out whose it is
                 self._surrender(error)
                 return ()
@@ -125,7 +133,7 @@ class ContinuousEngine:
             self._share_time(feeds, seconds)
             if all(guest.output is not None and not guest.reading for guest, _ in feeds):
                 self._ramp.observe(len(feeds), seconds)
-            return self._take_in(feeds, logits)
+            return self._take_in(feeds, logits, watch.seen)
 
     # ── who takes part ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -239,7 +247,10 @@ class ContinuousEngine:
         nodes = sorted({above for node in guest.asked for above in guest.trie.ancestors(node)})
         return Feed(guest.row, (), keep=False, logits=[nodes.index(node) for node in guest.asked], trie=guest.trie, nodes=nodes)
 
-    def _take_in(self, feeds: Sequence[tuple[_Guest, Feed]], logits: torch.Tensor) -> list[Generation]:
+    def _take_in(
+        self, feeds: Sequence[tuple[_Guest, Feed]], logits: torch.Tensor, states: torch.Tensor | None
+    ) -> list[Generation]:  # fmt: skip
+        """Give every guest its own of ``logits`` (wanted, vocabulary) and ``states`` (1, wanted, hidden); what has ended by them."""
         finished = []
         best, greedy = logits.max(dim=-1)
         finite, choices = best.isfinite().tolist(), greedy.tolist()
@@ -257,9 +268,11 @@ class ContinuousEngine:
                     reply = output.reply
                     finished.append(self._generation(guest, token_ids=tuple(reply.token_ids), finish_reason=reply.finish_reason))
             elif end > begin:
+                if guest.wants_features and states is not None and states.shape[1] == len(logits):
+                    guest.features = packed(states[0, begin])  # the first of its predictions is at the prompt's last token
                 scores = self._scored(guest, logits[begin:end])
                 if scores is not None:
-                    finished.append(self._generation(guest, scores=tuple(scores)))
+                    finished.append(self._generation(guest, scores=tuple(scores), features=guest.features))
             begin = end
         return finished
 

@@ -19,7 +19,7 @@ from pipeline.batching import RowLimits, batch_columns, next_batch, row_tokens
 from pipeline.engine.base import Listener
 from pipeline.engine.forward import Forward
 from pipeline.engine.generate import NON_FINITE, Reply, Settings, generate
-from pipeline.engine.score import score
+from pipeline.engine.score import Scored, score
 from pipeline.errors import OutOfMemory
 from pipeline.records import Decode, Generation, Plan, Request, Score
 
@@ -136,7 +136,7 @@ class ModelEngine:
             ]
         return failure
 
-    def _replies(self, batch: Sequence[Request], settings: Settings) -> Sequence[Reply | tuple[float, ...] | _Error]:
+    def _replies(self, batch: Sequence[Request], settings: Settings) -> Sequence[Reply | Scored | _Error]:
         prompts = [request.ids for request in batch]
         decodes = [request.ask for request in batch if isinstance(request.ask, Decode)]
         scores = [request.ask for request in batch if isinstance(request.ask, Score)]
@@ -192,7 +192,7 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def generation_of(request: Request, reply: Reply | tuple[float, ...] | _Error, placement: str, rows: int, seconds: float) -> Generation:
+def generation_of(request: Request, reply: Reply | Scored | _Error, placement: str, rows: int, seconds: float) -> Generation:
     """What is given back for ``request``: its text, its scores, or why there is neither.
 
     ``seconds`` is the row's share of the batch's time.
@@ -200,9 +200,9 @@ def generation_of(request: Request, reply: Reply | tuple[float, ...] | _Error, p
     common = Generation(request.request_id, prompt_tokens=len(request.ids), seconds=seconds, batch_rows=rows, placement=placement)
     if isinstance(reply, Reply):
         return replace(common, token_ids=tuple(reply.token_ids), finish_reason=reply.finish_reason, error=reply.error)
-    if isinstance(reply[0], str):
-        return replace(common, finish_reason="error", error=(reply[0], str(reply[1])))
-    return replace(common, scores=tuple(float(value) for value in reply))
+    if isinstance(reply, Scored):
+        return replace(common, scores=tuple(float(value) for value in reply.scores), features=reply.features)
+    return replace(common, finish_reason="error", error=reply)
 
 
 def _failed(request: Request, error: _Error) -> Generation:

@@ -45,7 +45,7 @@ class Forward:
     """One model behind one signature. The model is already loaded and placed; it is never moved."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._model: Any = model
+        self.model: Any = model
         self.after_pass: Callable[[], None] = lambda: None
         self.config: Any = model.config
         parameters = inspect.signature(type(model).forward).parameters
@@ -61,12 +61,12 @@ class Forward:
     @property
     def device(self) -> torch.device:
         """Where ids go."""
-        return input_device(self._model)
+        return input_device(self.model)
 
     @property
     def vocabulary_tokens(self) -> int:
         """Rows of the input embedding: ids at or above it cannot be looked up."""
-        return int(self._model.get_input_embeddings().weight.shape[0])
+        return int(self.model.get_input_embeddings().weight.shape[0])
 
     def __call__(self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: AnyCache, keep: int = 1) -> torch.Tensor:
         """Logits (rows, keep, vocabulary) of the last ``keep`` columns; the cache grows by the columns of ``ids``.
@@ -78,7 +78,7 @@ class Forward:
             arguments["position_ids"] = positions
         if self._keeps_few_logits:
             arguments["logits_to_keep"] = keep
-        logits: torch.Tensor = self._model(**arguments).logits
+        logits: torch.Tensor = self.model(**arguments).logits
         self.after_pass()
         return logits[:, -keep:]
 

@@ -9,26 +9,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
 from pipeline.batching import prefill_groups
+from pipeline.engine.features import packed, watched
 from pipeline.engine.forward import Forward, right_padded
 from pipeline.engine.generate import NON_FINITE, Rows, Settings, prefill, selected
 from pipeline.records import Score
 
 Scores = tuple[float, ...]
+
+
+class Scored(NamedTuple):
+    """A prompt's scores, and its features where they were asked for."""
+
+    scores: Scores
+    features: bytes = b""
+
+
 _Tail = tuple[int, int, tuple[int, ...]]  # row of its prompt, index among that prompt's continuations, tokens
 
 
-def score(forward: Forward, prompts: Sequence[Sequence[int]], asks: Sequence[Score], settings: Settings) -> list[Scores | tuple[str, str]]:
+def score(forward: Forward, prompts: Sequence[Sequence[int]], asks: Sequence[Score], settings: Settings) -> list[Scored | tuple[str, str]]:
     """For each prompt the log-probabilities of its continuations in their order, or (kind, message) where logits are not numbers."""
-    results: list[Scores | tuple[str, str]] = []
+    results: list[Scored | tuple[str, str]] = []
     with torch.inference_mode():
         for group in prefill_groups([len(prompt) for prompt in prompts], settings.prefill_chunk_tokens):
-            rows = prefill(forward, [prompts[row] for row in group], settings)
+            with watched(forward.model, wanted=any(asks[row].features for row in group)) as watch:
+                rows = prefill(forward, [prompts[row] for row in group], settings)
+            seen = watch.seen if watch.seen is not None else [None] * len(group)
+            features = [
+                packed(state[-1]) if state is not None and asks[row].features else b"" for row, state in zip(group, seen, strict=True)
+            ]
             found = score_rows(forward, rows, [asks[row] for row in group], settings)
-            results += [scores if all(map(math.isfinite, scores)) else NON_FINITE for scores in found]
+            results += [
+                Scored(scores, state) if all(map(math.isfinite, scores)) else NON_FINITE
+                for scores, state in zip(found, features, strict=True)
+            ]
     return results
 
 

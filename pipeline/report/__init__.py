@@ -9,24 +9,29 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pipeline.atomic import replace_file
+from pipeline.report.evaluation import last_evaluation
 from pipeline.report.markdown import render_markdown
 from pipeline.report.outcome import compared
 from pipeline.report.tasks import Reasons, TaskFacts
 from pipeline.stores.ledger import Ledger
+from pipeline.stores.reading import TaskResult, TaskRow
+from pipeline.views import View, apply_to, latest_view
 
 __all__ = ["build_report", "render_markdown", "write_report"]
 
 _SHOWN_REJECTS = 20
+_SEEN_AT_ONCE = 1000
+_OF_A_RESULT = ("state", "value", "finish_reason", "probabilities", "scores", "features")
 _RUN_FACTS = ("plan", "loaded", "waiting", "peaks", "versions", "model", "notes", "config")
 
 
-def build_report(ledger: Ledger) -> dict[str, Any]:
-    """Facts that JSON can hold. Raises LedgerError when the counts do not add up."""
+def build_report(ledger: Ledger, directory: Path | None = None) -> dict[str, Any]:
+    """Facts that JSON can hold, with the last evaluation kept in ``directory``. Raises LedgerError when the counts do not add up."""
     status = ledger.status()
     runs = ledger.runs()
     inputs = {
@@ -34,13 +39,16 @@ def build_report(ledger: Ledger) -> dict[str, Any]:
         "clashes": [{"id": name, "texts": texts} for name, texts in ledger.clashing_ids()],
         "read_completely": status.read_completely, "complete": status.complete,
     }  # fmt: skip
+    reasons: Mapping[str, str] = next(
+        (run["facts"]["calibration"] for run in reversed(runs) if run["facts"].get("calibration") is not None), {}
+    )
     tasks = {
-        task.job.name: TaskFacts(task, status.tasks[task.job.name], ledger.some_id).add_all(ledger.results(task.job.name)).facts()
-        for task in ledger.tasks()
+        task.job.name: _task(ledger, task, status.tasks[task.job.name], reasons.get(task.job.name)) for task in ledger.tasks()
     }  # fmt: skip
     facts = {
         "format": 1, "inputs": inputs, "rejects": _rejects(ledger.rejects()), "tasks": tasks,
         "runs": [_run(run) for run in runs], **_loaded(runs), "outcome": _outcome(runs),
+        "evaluation": last_evaluation(directory),
     }  # fmt: skip
     plain: dict[str, Any] = _finite(facts)
     return plain
@@ -48,7 +56,7 @@ def build_report(ledger: Ledger) -> dict[str, Any]:
 
 def write_report(ledger: Ledger, directory: Path) -> None:
     """Write the three files into the run directory, each whole or not at all. Raises StoppedEarly when the disk is full."""
-    facts = build_report(ledger)
+    facts = build_report(ledger, directory)
     with replace_file(directory / "report.json", private=True) as stream:
         stream.write(json.dumps(facts, indent=2, allow_nan=False).encode("ascii"))
     with replace_file(directory / "report.md", private=True) as stream:
@@ -56,6 +64,29 @@ def write_report(ledger: Ledger, directory: Path) -> None:
     with replace_file(directory / "rejects.jsonl", private=True) as stream:
         for reject in ledger.rejects():
             stream.write(json.dumps(reject).encode("ascii") + b"\n")
+
+
+def _task(ledger: Ledger, task: TaskRow, states: Mapping[str, int], reason: str | None) -> dict[str, Any]:
+    """Facts of one task, its labels as the view in force shows them; ``reason`` says why they could not be calibrated."""
+    view = latest_view(ledger, task)
+    rows = ledger.results(task.job.name, scores=view is not None)
+    facts = TaskFacts(task, states, ledger.some_id).add_all(rows if view is None else _seen(view, rows)).facts()
+    if task.job.kind == "label":
+        facts["calibration_note"] = reason
+        facts["view"] = None if view is None else {
+            "number": view.number, "method": view.calibration.method, "sentence": view.sentence, "final": view.final,
+            "threshold": view.threshold,
+        }  # fmt: skip
+    return facts
+
+
+def _seen(view: View, rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """``rows`` of ``Ledger.results`` with the answers that the view gives."""
+    iterator = iter(rows)
+    while block := list(itertools.islice(iterator, _SEEN_AT_ONCE)):
+        results = [TaskResult(**{name: row[name] for name in _OF_A_RESULT}) for row in block]
+        for row, result in zip(block, apply_to(view, results), strict=True):
+            yield {**row, "value": result.value, "finish_reason": result.finish_reason, "probabilities": result.probabilities}
 
 
 def _rejects(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:

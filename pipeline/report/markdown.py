@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pipeline.escape import escape
+from pipeline.report.evaluation import render_evaluation
 
 _LOOK = {"length": "cut off at max_output_tokens: worth a look", "repetition": "stopped because they repeated themselves: worth a look"}
 _BAR = 24
@@ -16,7 +17,8 @@ def render_markdown(report: Mapping[str, Any]) -> str:
     lines = ["# Report", "", *_headline(report), *_inputs(report)]
     for name, task in report["tasks"].items():
         lines += _task(name, task)
-    lines += [*_rejects(report["rejects"]), *_outcome(report.get("outcome")), *_machine(report), *_runs(report["runs"])]
+    lines += [*render_evaluation(report.get("evaluation")), *_rejects(report["rejects"]), *_outcome(report.get("outcome"))]
+    lines += [*_machine(report), *_runs(report["runs"])]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -51,13 +53,14 @@ def _task(name: str, task: Mapping[str, Any]) -> list[str]:
     lines = [f"## Task {escape(name)} ({task['kind']})", "", f"- {states}", f"- {_speed(task)}"]
     if task["tokens_dropped"]:
         lines.append(f"- **{task['tokens_dropped']:,} tokens of {task['documents_cut']:,} documents were left out**, as truncate asks for")
+    lines += _view(task)
     lines += [f"- finish reason {escape(reason)}: {count:,}{_look(reason)}" for reason, count in task["finish_reasons"].items()]
     lines += [f"- KV cache placement {escape(place)}: {count:,} documents" for place, count in task["placements"].items()]
     lines += [f"- {escape(note)}: {count:,} documents" for note, count in task["notes"].items()]
     return [
         *lines,
         "",
-        *_labels(task.get("labels")),
+        *_labels(task.get("labels"), task.get("view")),
         *_failures(task["failures"]),
         *_long(task["long_documents"]),
         *_slowest(task["slowest"]),
@@ -79,7 +82,22 @@ def _look(reason: str) -> str:
     return f" (**{_LOOK[reason]}**)" if reason in _LOOK else ""
 
 
-def _labels(labels: Mapping[str, Any] | None) -> list[str]:
+def _view(task: Mapping[str, Any]) -> list[str]:
+    """How labels are seen: the view in force, or why there is none."""
+    lines = []
+    view = task.get("view")
+    if view:
+        final = "" if view["final"] else " **Not final**: more documents may change it."
+        lines.append(f"- labels are shown through view {view['number']}: {escape(view['sentence'], 3000)}.{final}")
+        if view["threshold"] is not None:
+            below = f", below the probability {view['threshold']:.3f}" if view["threshold"] <= 1 else ": no threshold qualifies"
+            lines.append(f"- **{task['labels']['abstained']:,} documents are abstained from**{below}")
+    if task.get("calibration_note"):
+        lines.append(f"- {escape(task['calibration_note'], 1000)}")
+    return lines
+
+
+def _labels(labels: Mapping[str, Any] | None, view: Mapping[str, Any] | None) -> list[str]:
     if not labels:
         return []
     counts = {escape(name): count for name, count in labels["distribution"].items()}
@@ -90,7 +108,8 @@ def _labels(labels: Mapping[str, Any] | None) -> list[str]:
     if labels["mean_confidence"] is not None:
         tenths = labels["confidence_by_tenths"]
         rows = [(f"{index / 10:.1f} to {(index + 1) / 10:.1f}", f"{count:,}", _bar(count, tenths)) for index, count in enumerate(tenths)]
-        lines += [f"Mean confidence {labels['mean_confidence']:.3f}, as the model's own scores say it:", ""]
+        whose = f"as view {view['number']} gives it" if view else "as the model's own scores say it"
+        lines += [f"Mean confidence {labels['mean_confidence']:.3f}, {whose}:", ""]
         lines += _table(("probability", "documents", ""), rows)
     return lines
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from pipeline.config import SourceConfig
 from pipeline.errors import SourceError
-from pipeline.records import Document, Origin, Reject
+from pipeline.records import Document, FieldValue, Origin, Reject
 from pipeline.sources.files import SourceFile, expand, is_hub, is_saved
 from pipeline.sources.grouping import join_groups
-from pipeline.sources.rows import Raw, Wanted, mend, to_document, wanted
+from pipeline.sources.rows import Raw, Wanted, mend, read_fields, read_id, to_document, wanted
 from pipeline.sources.streams import Damaged
 
-__all__ = ["read_source", "source_files"]
+__all__ = ["read_source", "read_values", "source_files"]
 
 
 def read_source(config: SourceConfig, fields: Collection[str] = ()) -> Iterator[Document | Reject]:
@@ -35,6 +35,19 @@ def read_source(config: SourceConfig, fields: Collection[str] = ()) -> Iterator[
             return
         for row in rows:
             yield row if isinstance(row, Reject) else to_document(row, want)
+
+
+def read_values(config: SourceConfig) -> Iterator[tuple[str, FieldValue]]:
+    """Id and value of ``text_field``, whatever its type, of each row that has both; lists and objects as JSON text. Raises SourceError."""
+    want = wanted(config, ())
+    with closing(_read_paths(config, want)) as rows:
+        for row in rows:
+            if isinstance(row, Reject):
+                continue
+            name = row.identity if row.identity is not None else read_id(row, want.id)
+            values = read_fields(row, (want.text,))
+            if isinstance(name, str) and not isinstance(values, Reject) and want.text in values:
+                yield name, values[want.text]
 
 
 def source_files(config: SourceConfig) -> list[str]:

@@ -56,6 +56,12 @@ def is_hub(path: str) -> bool:
     return path.startswith("hf://") and len(hub_name(path).split("/")) <= 2
 
 
+def is_table(path: str) -> bool:
+    """Whether ``path`` names a file that spreadsheets read and write: .csv or .tsv, compressed or not."""
+    name = PurePosixPath(path.lower())
+    return (PurePosixPath(name.stem) if name.suffix in _COMPRESSIONS else name).suffix in (".csv", ".tsv")
+
+
 def hub_name(path: str) -> str:
     """``owner/name`` of ``hf://datasets/owner/name`` or ``hf://owner/name``."""
     return path.removeprefix("hf://").removeprefix("datasets/").strip("/")

@@ -7,6 +7,7 @@ together. What is present is what the latest complete reading of the source has 
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,8 +24,22 @@ from pipeline.records import STATES, Generation, Outcome, Step, TaskJob
 from pipeline.stores import reading
 from pipeline.stores.changes import describe_change
 from pipeline.stores.inventory import Inventory
-from pipeline.stores.reading import ExportRow, InputRow, RecordedStep, Status, TaskRow
-from pipeline.stores.schema import FORMAT, attempts, connect, meta, metadata, replies, results, runs, tasks, use_write_ahead_log, work
+from pipeline.stores.reading import ExportRow, InputRow, RecordedStep, Scored, Status, TaskRow, ViewRow
+from pipeline.stores.schema import (
+    FORMAT,
+    attempts,
+    connect,
+    features,
+    meta,
+    metadata,
+    replies,
+    results,
+    runs,
+    tasks,
+    use_write_ahead_log,
+    views,
+    work,
+)
 from pipeline.wire import pack_generation, unpack_generation
 
 WorkId = tuple[str, str]
@@ -53,6 +68,7 @@ _CLOSE_ATTEMPT = (
 )
 _KEEP_RESULT = insert(results).prefix_with("OR REPLACE")
 _KEEP_REPLY = insert(replies).prefix_with("OR REPLACE")
+_KEEP_FEATURES = insert(features).prefix_with("OR REPLACE")
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +265,13 @@ class Ledger:
                 rows = [(self._task_ids[outcome.task], outcome) for outcome in outcomes]
                 connection.execute(_END, [{"of_task": task, "of_key": outcome.key, "now_state": outcome.state} for task, outcome in rows])
                 connection.execute(_KEEP_RESULT, [_result(outcome, task, run, now) for task, outcome in rows])
+                states = [
+                    {"task_id": task, "key": outcome.key, "state": outcome.answer.features}
+                    for task, outcome in rows
+                    if outcome.answer is not None and outcome.answer.features
+                ]
+                if states:
+                    connection.execute(_KEEP_FEATURES, states)
                 self._close_attempts(connection, [(task, outcome.key, outcome.state) for task, outcome in rows], now)
 
     def _in_state(self, connection: sa.Connection, works: Sequence[WorkId], states: Sequence[str]) -> set[WorkId]:
@@ -296,7 +319,7 @@ class Ledger:
         return {
             "task_id": self._task_ids[of[0]], "key": of[1], "step_key": step.key, "name": step.name,
             "span_start": step.span[0] if step.span else None, "span_end": step.span[1] if step.span else None,
-            "generation": pack_generation(generation),
+            "generation": {**pack_generation(generation), "features": base64.b64encode(generation.features).decode()},
         }  # fmt: skip
 
     def replies(self, task: str, key: str) -> dict[str, Generation]:
@@ -305,7 +328,10 @@ class Ledger:
             query = sa.select(replies.c.step_key, replies.c.generation).where(
                 replies.c.task_id == self._task_ids[task], replies.c.key == key
             )
-            return {step: unpack_generation(packed) for step, packed in connection.execute(query)}
+            found = connection.execute(query).all()
+        return {
+            step: unpack_generation({**packed, "features": base64.b64decode(packed.get("features", ""))}) for step, packed in found
+        }  # fmt: skip
 
     # ── reading ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -354,15 +380,46 @@ class Ledger:
         with self._reading() as connection:
             return reading.recorded_steps(connection, self._task_ids[task], key)
 
-    def results(self, task: str) -> Iterator[Mapping[str, Any]]:
-        """Results of a task's present works with state and attempts, for reports."""
+    def results(self, task: str, *, scores: bool = False) -> Iterator[Mapping[str, Any]]:
+        """Results of a task's present works with state and attempts, for reports; with their raw ``scores`` if wanted."""
         with self._reading() as connection:
-            yield from reading.task_results(connection, self._task_ids[task])
+            yield from reading.task_results(connection, self._task_ids[task], scores=scores)
+
+    def features(self, task: str, key: str) -> bytes:
+        """What the model made of a document, see ``Generation``; empty where it was not kept."""
+        with self._reading() as connection:
+            return reading.features_of(connection, self._task_ids[task], key)
 
     def some_id(self, document_key: str) -> str:
         """An id under which a document was read."""
         with self._reading() as connection:
             return reading.some_id(connection, document_key)
+
+    # ── views ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def scored(self, task: str, *, with_features: bool = False) -> Iterator[Scored]:
+        """Documents that a label task has finished, with their uncalibrated scores, and what the model made of them if it is asked for."""
+        with self._reading() as connection:
+            yield from reading.scored(connection, self._task_ids[task], with_features=with_features)
+
+    def views(self, task: str) -> list[ViewRow]:
+        """Views of a task, oldest first; the last one is what exports show."""
+        with self._reading() as connection:
+            return reading.task_views(connection, self._task_ids[task])
+
+    def keep_view(self, task: str, calibration: str, threshold: float | None, facts: Mapping[str, Any]) -> ViewRow:
+        """Keep a view; one that is the latest already is not kept twice."""
+        known = self.views(task)
+        if known and (known[-1].calibration, known[-1].threshold, known[-1].facts) == (calibration, threshold, dict(facts)):
+            return known[-1]
+        now = time.time()
+        with self._writing() as connection:
+            connection.execute(
+                views.insert().values(
+                    task_id=self._task_ids[task], created_at=now, calibration=calibration, threshold=threshold, facts=dict(facts)
+                )
+            )
+        return ViewRow(len(known) + 1, now, calibration, threshold, facts)
 
     # ── the file ───────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -398,6 +455,8 @@ class Ledger:
             raise LedgerError(f"{path} has format {found}, this version reads {FORMAT}; use the version that wrote it")
         if write:
             use_write_ahead_log(self._engine)
+            with self._writing() as connection:
+                metadata.create_all(connection)  # tables that a ledger of an earlier version lacks
 
     def _load_tasks(self) -> None:
         with self._reading() as connection:

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from pipeline.errors import LedgerError
 from pipeline.records import STATES, FieldValue, TaskJob
-from pipeline.stores.schema import inputs, inventories, rejects, replies, results, tasks, work
+from pipeline.stores.schema import features, inputs, inventories, rejects, replies, results, tasks, views, work
 
 _BLOCK_ROWS = 400
 _FIRST = inputs.c.occurrence == 0  # a reading that sees a repeated row has seen the first one: these are the distinct documents
@@ -77,6 +77,32 @@ class TaskResult:
     finish_reason: str | None = None
     probabilities: Mapping[str, float] | None = None
     error: str | None = None
+    scores: Mapping[str, float] | None = None
+    features: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class ViewRow:
+    """A view as it is kept: ``number`` counts a task's views from 1, ``calibration`` is JSON, ``threshold`` a probability or None."""
+
+    number: int
+    created_at: float
+    calibration: str
+    threshold: float | None
+    facts: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A document that a label task has finished: an id it came under, and its uncalibrated scores by label (natural logs).
+
+    ``features`` are what the model made of it, little-endian float16; empty where they were not kept.
+    """
+
+    id: str
+    document_key: str
+    scores: Mapping[str, float]
+    features: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,18 +227,56 @@ def _input(row: Any) -> InputRow:
 
 def _results(connection: sa.Connection, task: int, keys: Sequence[str]) -> dict[str, TaskResult]:
     joined = work.outerjoin(results, (results.c.task_id == work.c.task_id) & (results.c.key == work.c.key))
-    columns = (work.c.key, work.c.state, results.c.value, results.c.finish_reason, results.c.probabilities,
+    columns = (work.c.key, work.c.state, results.c.value, results.c.finish_reason, results.c.probabilities, results.c.scores,
                results.c.failure_kind, results.c.failure_message)  # fmt: skip
-    rows = connection.execute(sa.select(*columns).select_from(joined).where(work.c.task_id == task, work.c.key.in_(set(keys))))
+    joined, state = _with_features(connection, joined)
+    query = sa.select(*columns, state).select_from(joined)
+    rows = connection.execute(query.where(work.c.task_id == task, work.c.key.in_(set(keys))))
     return {row.key: _result(row) for row in rows}
 
 
 def _result(row: Any) -> TaskResult:
     if row.state == "done":
-        return TaskResult(row.state, row.value, row.finish_reason, row.probabilities)
+        return TaskResult(row.state, row.value, row.finish_reason, row.probabilities, scores=row.scores, features=row.features)
     if row.state in ("failed", "quarantined"):
         return TaskResult(row.state, error=f"{row.failure_kind}: {row.failure_message}")
     return TaskResult(row.state, error=EMPTY_TEXT if row.state == "skipped" else None)
+
+
+def task_views(connection: sa.Connection, task: int) -> list[ViewRow]:
+    """Views of a task, oldest first; none in a ledger that was written before there were any."""
+    if not sa.inspect(connection).has_table(views.name):
+        return []
+    found = connection.execute(sa.select(views).where(views.c.task_id == task).order_by(views.c.id))
+    return [ViewRow(number, row.created_at, row.calibration, row.threshold, row.facts) for number, row in enumerate(found, 1)]
+
+
+def _with_features(connection: sa.Connection, joined: Any) -> tuple[Any, sa.Label[Any]]:
+    """``joined`` with the works' features, and the column that they are in: empty bytes where none were kept, as in older ledgers."""
+    nothing = sa.literal(b"", sa.LargeBinary)
+    if not sa.inspect(connection).has_table(features.name):
+        return joined, nothing.label("features")
+    joined = joined.outerjoin(features, (features.c.task_id == work.c.task_id) & (features.c.key == work.c.key))
+    return joined, sa.func.coalesce(features.c.state, nothing).label("features")
+
+
+def scored(connection: sa.Connection, task: int, *, with_features: bool = False) -> Iterator[Scored]:
+    """Present documents that a label task has finished, a text once, in the order of their keys."""
+    joined = work.join(results, (results.c.task_id == work.c.task_id) & (results.c.key == work.c.key)).join(
+        inputs, (inputs.c.document_key == work.c.document_key) & (inputs.c.occurrence == 0)
+    )
+    state: sa.Label[Any] = sa.literal(b"", sa.LargeBinary).label("features")
+    if with_features:
+        joined, state = _with_features(connection, joined)
+    query = (
+        sa.select(inputs.c.id, work.c.document_key, results.c.scores, state)
+        .select_from(joined)
+        .where(work.c.task_id == task, work.c.state == "done", work.c.inventory_id >= presence(connection))
+        .order_by(work.c.key)
+    )
+    for row in connection.execution_options(yield_per=_BLOCK_ROWS).execute(query):
+        if row.scores:
+            yield Scored(row.id, row.document_key, row.scores, row.features)
 
 
 def rejected_rows(connection: sa.Connection) -> Iterator[dict[str, Any]]:
@@ -238,14 +302,17 @@ def recorded_steps(connection: sa.Connection, task: int, key: str) -> list[Recor
     ]
 
 
-def task_results(connection: sa.Connection, task: int) -> Iterator[Mapping[str, Any]]:
+def task_results(connection: sa.Connection, task: int, *, scores: bool = False) -> Iterator[Mapping[str, Any]]:
     """Results of a task's present works: what reports need of every row, with ``state``, ``characters``, the ``attempts`` made, and how
-    many characters the steps of a document in parts ``covered``. Scores and raw texts, the bulk of a row, stay away; so do ids, which
-    are asked for with ``some_id`` where they are shown.
+    many characters the steps of a document in parts ``covered``. Raw texts and, unless wanted, ``scores`` and features, the bulk of a row,
+    stay away; so do ids, which are asked for with ``some_id`` where they are shown.
     """
     joined = work.join(results, (results.c.task_id == work.c.task_id) & (results.c.key == work.c.key))
-    shown = [column for column in results.c if column.name not in ("scores", "raw")]
+    shown: list[sa.ColumnElement[Any]] = [column for column in results.c if column.name != "raw" and (scores or column.name != "scores")]
     of_work = (work.c.state, work.c.characters, work.c.characters.label("covered"), work.c.document_key, work.c.attempts)
+    if scores:
+        joined, state = _with_features(connection, joined)
+        shown.append(state)
     query = (
         sa.select(*shown, *of_work)
         .select_from(joined)
@@ -279,6 +346,14 @@ def clashing_ids(connection: sa.Connection, limit: int) -> list[tuple[str, int]]
     here = (inputs.c.inventory_id >= presence(connection), _FIRST)
     query = sa.select(inputs.c.id, texts).where(*here).group_by(inputs.c.id).having(texts > 1)
     return [(name, count) for name, count in connection.execute(query.order_by(inputs.c.id).limit(limit))]
+
+
+def features_of(connection: sa.Connection, task: int, key: str) -> bytes:
+    """What the model made of a document; empty where it was not kept."""
+    if not sa.inspect(connection).has_table(features.name):
+        return b""
+    found = connection.execute(sa.select(features.c.state).where(features.c.task_id == task, features.c.key == key)).scalar_one_or_none()
+    return bytes(found or b"")
 
 
 def one_result(connection: sa.Connection, task: int, key: str) -> dict[str, Any] | None:

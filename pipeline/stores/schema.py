@@ -16,6 +16,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     PrimaryKeyConstraint,
     QueuePool,
@@ -180,6 +181,27 @@ replies = Table(
     Column("generation", JSON, nullable=False),
     PrimaryKeyConstraint("task_id", "key", "step_key"),
     sqlite_with_rowid=False,
+)  # fmt: skip
+
+# What the model made of a document (float16), apart from the results so that those are read fast.
+features = Table(
+    "features", metadata,
+    Column("task_id", Integer, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("state", LargeBinary, nullable=False),
+    PrimaryKeyConstraint("task_id", "key"),
+)  # fmt: skip
+
+# How the answers of a label task are seen: a calibration (JSON) and a threshold over scores that never change. The latest of a task is
+# the one that exports show; the earlier ones stay, so that every answer ever exported can be traced.
+views = Table(
+    "views", metadata,
+    Column("id", Integer, primary_key=True),
+    Column("task_id", Integer, nullable=False, index=True),
+    Column("created_at", Float, nullable=False),
+    Column("calibration", Text, nullable=False),
+    Column("threshold", Float),
+    Column("facts", JSON, nullable=False),
 )  # fmt: skip
 
 

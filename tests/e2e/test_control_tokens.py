@@ -82,7 +82,7 @@ def requests_of(task: Task, document: Document, reply: Generation) -> Iterator[t
             (work_id, index) = flight._asked[request.request_id]
             yield flight._works[work_id].steps[index], request
             scores = () if isinstance(request.ask, Decode) else tuple(-1.0 - number for number in range(len(request.ask.continuations)))
-            answers.append(Generation(request.request_id, () if scores else reply.token_ids, scores, "stop"))
+            answers.append(Generation(request.request_id, () if scores else reply.token_ids, scores))
         flight.receive(answers)
     outcome = flight.landed()[0]
     assert outcome.state == "done", outcome.failure

@@ -192,7 +192,7 @@ def test_an_exception_of_the_model_is_a_record_of_its_row_only(plain: list[Gener
 
 def test_numbers_that_break_only_in_company_are_tried_alone(plain: list[Generation]) -> None:
     engine = engine_with(lambda ids, mask, cache: None)
-    inner = engine._forward._model.inner
+    inner = engine._forward.model.inner
 
     def poison(module: Any, args: Any, kwargs: Any, output: Any) -> None:
         if len(output.logits) == len(LENGTHS):
@@ -205,7 +205,7 @@ def test_numbers_that_break_only_in_company_are_tried_alone(plain: list[Generati
 def test_numbers_that_stay_broken_are_a_record() -> None:
     engine = engine_with(lambda ids, mask, cache: None)
     with torch.no_grad():
-        engine._forward._model.inner.lm_head.weight[7] = float("nan")
+        engine._forward.model.inner.lm_head.weight[7] = float("nan")
     for ask in (ASK, LABELS):
         for generation in finished(engine, requests(ask)):
             assert generation.error is not None

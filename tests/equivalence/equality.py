@@ -65,6 +65,16 @@ def reference_scores(model: Any, prompt: Sequence[int], continuations: Sequence[
     return scores
 
 
+def reference_features(model: Any, prompt: Sequence[int]) -> torch.Tensor:
+    """What the model's head is given at the last token of ``prompt``, in one pass of its own: (hidden,)."""
+    seen: list[torch.Tensor] = []
+    handle = model.get_output_embeddings().register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
+    with torch.no_grad():
+        model(torch.tensor([prompt]), use_cache=False)
+    handle.remove()
+    return seen[-1][0, -1].float()
+
+
 class NotEqual(AssertionError):
     """Two texts differ at a step where the reference was not undecided."""
 

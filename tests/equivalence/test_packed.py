@@ -7,6 +7,7 @@ import math
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,7 +15,7 @@ from pipeline.engine.continuous import ContinuousEngine
 from pipeline.engine.engine import ModelEngine
 from pipeline.engine.support import sliding_window, unsupported
 from pipeline.records import Decode, Generation, Plan, Request, Score
-from tests.equivalence.equality import assert_equal_texts, reference_scores, reference_text
+from tests.equivalence.equality import assert_equal_texts, reference_features, reference_scores, reference_text
 from tests.equivalence.families import FAMILIES, QUICK, prompts, tiny_model
 from tests.equivalence.test_families import CONTINUATIONS, END_IDS, LENGTHS, NEW_TOKENS
 
@@ -98,12 +99,15 @@ def test_same_scores(family: str, plan: str, prefix_tokens: int, tolerance: floa
         pytest.skip("runs on the static engine, which has its own tests")
     asked = shared_prompts(prefix_tokens) if prefix_tokens else prompts(LENGTHS)
     expected = torch.tensor([reference_scores(model, prompt, CONTINUATIONS) for prompt in asked])
-    requests = [Request(i, prompt, Score(CONTINUATIONS, tolerance), prefix_tokens) for i, prompt in enumerate(asked)]
+    requests = [Request(i, prompt, Score(CONTINUATIONS, tolerance, features=True), prefix_tokens) for i, prompt in enumerate(asked)]
     done, _ = run(model, PLANS[plan], requests, sliding_window(model.config))
     found = torch.tensor([generation.scores for generation in done])
     if tolerance == 0:  # float32 rounding: granite's scores of -31 differ by 1.4e-4; the probabilities below keep to 1e-4
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-5)
     torch.testing.assert_close(found.softmax(-1), expected.softmax(-1), atol=1e-4, rtol=0)
+    for prompt, generation in zip(asked, done, strict=True):
+        features = torch.from_numpy(np.frombuffer(generation.features, "<f2").astype(np.float32))
+        torch.testing.assert_close(features, reference_features(model, prompt), atol=1e-3, rtol=1e-3)  # half precision
 
 
 def test_a_shared_prefix_is_read_once_and_never_changed() -> None:

@@ -11,6 +11,7 @@ from pipeline.config import LabelTask, SummarizeTask
 from pipeline.errors import DocumentFailed
 from pipeline.prompts import FrameBuilder
 from pipeline.records import Answer, Document, Generation, Origin, Plan, Request, Step
+from pipeline.sources.labelled import labelled_for
 from pipeline.tasks import Setting, Task, build_task
 from pipeline.testing import ByteTokenizer, ScriptedEngine
 
@@ -52,9 +53,16 @@ class Driver:
 def drive() -> Callable[..., Driver]:
     """``drive(kind=..., context_tokens=..., reply=..., **task keys)`` gives a Driver."""
 
-    def make(context_tokens: int = 600, reply: Callable[[Step], Generation | None] = lambda step: None, **keys: Any) -> Driver:
+    def make(
+        context_tokens: int = 600,
+        reply: Callable[[Step], Generation | None] = lambda step: None,
+        layout: str = "instructions_first",
+        **keys: Any,
+    ) -> Driver:
         kind = LabelTask if keys["kind"] == "label" else SummarizeTask
-        setting = Setting(ByteTokenizer(), FrameBuilder(ByteTokenizer(), "instructions_first", {}, "2026-01-31"), context_tokens)
-        return Driver(build_task(kind.model_validate({"name": "t", **keys}), setting, {}), reply)
+        setting = Setting(ByteTokenizer(), FrameBuilder(ByteTokenizer(), layout, {}, "2026-01-31"), context_tokens)
+        config = kind.model_validate({"name": "t", **keys})
+        examples = labelled_for(config) if isinstance(config, LabelTask) else []
+        return Driver(build_task(config, setting, {}, examples), reply)
 
     return make

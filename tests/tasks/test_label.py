@@ -27,12 +27,12 @@ def test_the_best_scored_label_wins_with_its_probability(drive: Callable[..., Dr
     assert answer.probabilities == pytest.approx({"a": 0.2, "b": 0.6, "c": 0.2})
 
 
-def test_whole_sequences_are_scored_with_the_end_of_turn(drive: Callable[..., Driver]) -> None:
+def test_whole_sequences_are_scored_and_one_that_begins_another_with_the_end_of_turn(drive: Callable[..., Driver]) -> None:
     driver = drive(kind="label", labels=["relevant", "irrelevant", "rel"])
     driver.answer("A text.")
     ask = driver.asked[0].ask
     assert isinstance(ask, Score)
-    assert ask.continuations == tuple((*name.encode(), 257) for name in ("relevant", "irrelevant", "rel"))
+    assert ask.continuations == (tuple(b" relevant"), tuple(b" irrelevant"), (*b" rel", 257))
 
 
 def test_descriptions_are_shown_and_names_kept(drive: Callable[..., Driver]) -> None:

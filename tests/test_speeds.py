@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.calibration import Calibration, calibrated, recall, remember
+from pipeline.speeds import Calibration, calibrated, recall, remember
 from pipeline.config import Config, parse_config
 from pipeline.planner.described import described
 from pipeline.planner.shape import model_shape
