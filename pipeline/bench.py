@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.batching import row_tokens
-from pipeline.speeds import remember
 from pipeline.config import Config
 from pipeline.engine.backend import TransformersBackend
 from pipeline.engine.choice import Decoder
@@ -28,6 +27,7 @@ from pipeline.preparation import Preparation, prepare, resolve
 from pipeline.probe import PROBE_DOCUMENTS, speeds
 from pipeline.records import Decode, Document, Request
 from pipeline.sources import read_source
+from pipeline.speeds import remember
 from pipeline.tasks import Task
 
 _Say = Callable[[str], None]

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.speeds import remember
 from pipeline.config import Config
 from pipeline.planner.quantities import quantities
 from pipeline.preparation import Preparation
 from pipeline.records import Document
 from pipeline.rehearsal import load_of
+from pipeline.speeds import remember
 
 
 def predict(prepared: Preparation, sample: Sequence[Document], sizes: Sequence[tuple[int, int]]) -> dict[str, Any]:

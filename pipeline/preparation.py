@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.speeds import Calibration, calibrated, recall
 from pipeline.config import Config, LabelTask
 from pipeline.engine.base import Backend
 from pipeline.engine.demo_model import cache_folder
@@ -23,6 +22,7 @@ from pipeline.planner.work import TaskLoad
 from pipeline.prompts import PROMPT_FORMAT, FrameBuilder
 from pipeline.records import Plan, Sampling
 from pipeline.sources.labelled import labelled_for
+from pipeline.speeds import Calibration, calibrated, recall
 from pipeline.stopping import seconds_until
 from pipeline.tasks import Setting, Task, build_task
 

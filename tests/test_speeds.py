@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.speeds import Calibration, calibrated, recall, remember
 from pipeline.config import Config, parse_config
 from pipeline.planner.described import described
 from pipeline.planner.shape import model_shape
 from pipeline.planner.throughput import Speed, decode_step, prefill_seconds
+from pipeline.speeds import Calibration, calibrated, recall, remember
 from tests.planner.known_models import KNOWN
 
 DEMO = model_shape(KNOWN["SmolLM2 135M"].config)
