@@ -53,6 +53,7 @@ class Judged:
         }
         if not answered.all():
             statistics["coverage"] = lambda drawn: float(answered[drawn].mean())
+        if answered.any() and not answered.all():  # of no answers there is no accuracy
             statistics["answered_accuracy"] = lambda drawn: metrics.accuracy(
                 predicted[drawn[answered[drawn]]], gold[drawn[answered[drawn]]]
             )
@@ -98,6 +99,7 @@ class JudgedSeveral:
         }
         if not answered.all():
             statistics["coverage"] = lambda drawn: float(answered[drawn].mean())
+        if answered.any() and not answered.all():
             statistics["answered_exact_match"] = lambda drawn: (
                 float(exact[drawn].sum() / answered[drawn].sum()) if answered[drawn].any() else 0.0
             )

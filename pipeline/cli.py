@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from pipeline.cli_cache import app as cache_commands
 from pipeline.cli_plan import plan
 from pipeline.cli_quality import add_quality_commands
 from pipeline.cli_words import AsJson, ConfigPath, Overrides, RunPath, open_ledger, print_facts
@@ -24,6 +25,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(cache_commands)
 
 
 @app.command()
@@ -117,7 +120,7 @@ def calibrate(
     directory: RunPath,
     gold: Annotated[Path | None, typer.Option(help="File of ids and true labels: .jsonl, .csv, .parquet, ...")] = None,
     task: Annotated[list[str] | None, typer.Option(help="Only this task; may be repeated. All label tasks otherwise.")] = None,
-    method: Annotated[str, typer.Option(help="auto (gold labels if given, else the batch), none, batch or gold.")] = "auto",
+    method: Annotated[str, typer.Option(help="auto (gold labels if given, else none needed), none, batch, self_training, gold.")] = "auto",
     expected_shares: Annotated[
         list[str] | None, typer.Option("--share", metavar="LABEL=SHARE", help="How frequent a label is expected to be; may be repeated.")
     ] = None,
@@ -128,6 +131,7 @@ def calibrate(
 ) -> None:
     """Calibrate the labels of a run again, from its recorded scores; the model is not asked."""
     from pipeline.recalibration import calibrate_run
+    from pipeline.report import write_report
     from pipeline.run_directory import RunDirectory
     from pipeline.stores.ledger import Ledger
 
@@ -139,6 +143,7 @@ def calibrate(
             ledger, names=task, gold=gold, label_field=label_field, method=method, shares=expected_shares,
             abstain_below=abstain_below, target_accuracy=target_accuracy,
         )  # fmt: skip
+        write_report(ledger, directory)
     facts = {name: {"view": view.number, "method": view.calibration.method, "threshold": view.threshold, "final": view.final,
                     "sentence": view.sentence} for name, view in made.items()}  # fmt: skip
     print_facts({"tasks": facts} if as_json else None, [f"{name}: view {view.number}; {view.sentence}" for name, view in made.items()])

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Count = Annotated[int, typer.Option(min=1, help="Documents to write.")]
 Table = Annotated[Path, typer.Option("--output", "-o", help="CSV file to write.", show_default=False)]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the file although labels are filled in, or it is another one.")]
-Seed = Annotated[int, typer.Option(help="Of what is drawn at random.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of what is drawn at random.")]
 
 
 def evaluate(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -59,9 +60,18 @@ class ModelConfig(_Section):
 class StoreConfig(_Section):
     """Caches that outlive the process."""
 
-    path: str | None = None
-    quota: ByteSize = 20 * 10**9
-    documents: Literal["auto", "always", "never"] = "auto"
+    path: str | None = Field(None, description="folder of the store, which runs may share; null: inside the run directory")
+    quota: ByteSize = Field(20 * 10**9, description="the most bytes on the disk, of all runs that use this store; 0: no store")
+    keep_free: ByteSize = Field(2**30, description="bytes that always stay free on the disk")
+    documents: Literal["auto", "always", "never"] = Field(
+        "auto",
+        description="whose caches are kept: auto, documents about which this run has further questions; always, every document, for "
+        "tasks that are added later; never",
+    )
+    format: Literal["as_computed", "fp16", "bf16", "int8", "int4"] = Field(
+        "as_computed", description="how keys and values are stored; all but as_computed are smaller and may change answers"
+    )
+    checkpoint_seconds: float = Field(10, gt=0, description="work on a long document is saved about so often; what a crash can cost")
 
 
 class KvCacheConfig(_Section):
@@ -202,9 +212,10 @@ class LabelTask(_Task):
             shown = name.strip()
             if not shown or shown != name:
                 raise ValueError(f"label {name!r} is empty or has spaces around it")
-            if shown.casefold() in folded:
-                raise ValueError(f"labels {folded[shown.casefold()]!r} and {name!r} differ only in case; a reader cannot tell them apart")
-            folded[shown.casefold()] = name
+            first = folded.setdefault(unicodedata.normalize("NFC", shown.casefold()), name)
+            if first != name:
+                how = "case" if first.casefold() == shown.casefold() else "how their accents are encoded"
+                raise ValueError(f"labels {first!a} and {name!a} differ only in {how}; a reader cannot tell them apart")
         return value
 
     @model_validator(mode="after")
@@ -360,6 +371,12 @@ class Config(_Section):
                 if f"{name}_{suffix}" in names:
                     raise ValueError(f"the task name {name}_{suffix} is taken: the export has a column of that name for task {name!r}")
         return value
+
+
+def store_folder(config: Config) -> Path:
+    """Where the KV store of a configuration lies."""
+    path = config.kv_cache.store.path
+    return Path(config.run.directory) / "kv" if path is None else Path(path).expanduser()
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:

@@ -32,6 +32,8 @@ class Crew:
         self._failed_loads = 0
         self._waited_seconds = self._served_seconds = 0.0
         self._peak_bytes = (0, 0)
+        self.store_facts: list[Mapping[str, Any]] = []
+        """What each dismissed worker said about persisted caches."""
 
     def __enter__(self) -> Self:
         return self
@@ -100,3 +102,5 @@ class Crew:
             worker.kill()
         else:
             worker.close()
+        if worker.store_facts:
+            self.store_facts.append(worker.store_facts)

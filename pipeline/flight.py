@@ -31,6 +31,7 @@ class _Underway:
     generator: Work
     attempt: int
     recorded: Mapping[str, Generation]
+    awaited: int = 0
     steps: Sequence[Step] = ()
     replies: dict[int, Generation] = field(default_factory=dict)
     unasked: deque[int] = field(default_factory=deque)
@@ -75,10 +76,13 @@ class Flight:
         """Questions that are out or wait to be asked."""
         return sum(work.out + len(work.unasked) for work in self._works.values())
 
-    def begin(self, task: Task, document: Document, attempt: int, recorded: Mapping[str, Generation]) -> None:
-        """Start a document; ``recorded`` are replies of an earlier run by step key, which are not asked again."""
+    def begin(self, task: Task, document: Document, attempt: int, recorded: Mapping[str, Generation], awaited: int = 0) -> None:
+        """Start a document; ``recorded`` are replies of an earlier run by step key, which are not asked again.
+
+        ``awaited`` other tasks will ask about the same document.
+        """
         key = task.job.key(document)
-        work = _Underway(task, document, key, task.work(document), attempt, recorded)
+        work = _Underway(task, document, key, task.work(document), attempt, recorded, awaited)
         self._works[task.job.name, key] = work
         self._advance((task.job.name, key), work, None)
 
@@ -148,7 +152,9 @@ class Flight:
         work.out += 1
         request_id = next(self._request_ids)
         self._asked[request_id] = (work_id, index)
-        return Request(request_id, step.prompt.ids, step.ask, step.prompt.prefix_tokens)
+        prompt = step.prompt
+        read = prompt.document_tokens if step.span else 0  # what a step reads of the document; summaries of parts are nobody else's
+        return Request(request_id, prompt.ids, step.ask, prompt.prefix_tokens, read, work.awaited)
 
     def _advance(self, work_id: WorkId, work: _Underway, replies: Sequence[Generation] | None) -> None:
         """Send replies to the document's generator until it asks something that is not recorded, or ends."""

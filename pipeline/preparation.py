@@ -12,10 +12,11 @@ from pipeline.config import Config, LabelTask
 from pipeline.engine.base import Backend
 from pipeline.engine.demo_model import cache_folder
 from pipeline.errors import CannotPlan, ConfigError
+from pipeline.layout import choose_layout
 from pipeline.planner.decide import Forecast, decide
 from pipeline.planner.hardware import Hardware, probe
 from pipeline.planner.measure import known_rates, with_rates
-from pipeline.planner.plan import choose_layout, plan_of, usable, wish_of
+from pipeline.planner.plan import plan_of, usable, wish_of
 from pipeline.planner.rooms import Wish
 from pipeline.planner.shape import ModelShape, model_shape
 from pipeline.planner.work import TaskLoad
@@ -25,6 +26,9 @@ from pipeline.sources.labelled import labelled_for
 from pipeline.speeds import Calibration, calibrated, recall
 from pipeline.stopping import seconds_until
 from pipeline.tasks import Setting, Task, build_task
+
+# The storage format that keeps every bit of caches in these numbers.
+_HALF = {"float32": None, "float16": "fp16", "bfloat16": "bf16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,12 @@ def resolve(config: Config, backend: Backend, kept: Mapping[str, Any]) -> dict[s
         "layout": None if config.generation.layout == "auto" else config.generation.layout,
         "date": None,
     }
-    found = {"dtype": here["dtype"], "attention": here["attention"], "layout": choose_layout(), "date": datetime.date.today().isoformat()}
+    found = {
+        "dtype": here["dtype"],
+        "attention": here["attention"],
+        "layout": choose_layout(config),
+        "date": datetime.date.today().isoformat(),
+    }
     return {name: asked[name] or kept.get(name) or found[name] for name in asked}
 
 
@@ -152,7 +161,9 @@ def bind_tasks(
 
 def shared_identity(config: Config, model: Mapping[str, Any], resolved: Mapping[str, Any], context_tokens: int) -> dict[str, Any]:
     """The part of a task's identity that all tasks of a configuration share."""
-    return {
+    stored = config.kv_cache.store.format
+    lossy = {"kv_format": stored} if config.kv_cache.store.quota and stored not in ("as_computed", _HALF[resolved["dtype"]]) else {}
+    return lossy | {
         "model": dict(model),
         "quantization": config.model.quantization,
         "dtype": resolved["dtype"],

@@ -7,6 +7,8 @@ calibrated is a sentence in the report, never the end of a night.
 from __future__ import annotations
 
 import logging
+import math
+from array import array
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,13 +21,13 @@ from pipeline.config import Config, LabelTask
 from pipeline.errors import OvernightError, UsageError
 from pipeline.gold import GoldLabel, read_gold
 from pipeline.quality.abstain import Threshold, choose_threshold
-from pipeline.quality.calibration import Calibration, calibrate
+from pipeline.quality.calibration import Calibration, calibrate, too_small
 from pipeline.quality.features import Features, unpacked
 from pipeline.quality.metrics import Bools
 from pipeline.quality.scores import Floats, extra, label_numbers
 from pipeline.quality.several import SeveralCalibration, calibrate_several
 from pipeline.stores.ledger import Ledger
-from pipeline.stores.reading import Scored, TaskRow
+from pipeline.stores.reading import TaskRow
 from pipeline.views import View, certainty, is_multi, labels_of, shown_to_the_model, view_of
 
 _log = logging.getLogger(__name__)
@@ -61,15 +63,20 @@ class ViewOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A task's finished documents, their raw scores (documents, labels), and the gold labels among them by row."""
+    """A task's finished documents: their raw scores (documents, labels), the gold labels among them by row, and the keys of those."""
 
-    found: Sequence[Scored]
+    keys: Mapping[int, str]
     labels: tuple[str, ...]
     scores: Floats
     multi: bool
     gold: Mapping[int, GoldLabel]
     left_out: Mapping[str, int]
     features: Features | None = None
+
+    @property
+    def count(self) -> int:
+        """Finished documents."""
+        return len(self.scores)
 
     def log_probabilities(self, calibration: Calibration | SeveralCalibration, rows: Sequence[int]) -> Floats:
         """What ``calibration`` says of gold documents: natural logs, (rows, labels)."""
@@ -83,7 +90,10 @@ def calibrate_run(
     ledger: Ledger, *, names: Sequence[str] | None = None, gold: Path | None = None, label_field: str = "label", method: str = "auto",
     shares: Sequence[str] | None = None, abstain_below: float | None = None, target_accuracy: float | None = None,
 ) -> dict[str, View]:  # fmt: skip
-    """A new view of each named label task, or of all. ``shares`` are written LABEL=SHARE. Raises UsageError."""
+    """A new view of each named label task, or of all. ``shares`` are written LABEL=SHARE.
+
+    Raises UsageError; what a file or an option cannot be for one of the tasks is found before any of them gets a view.
+    """
     known = {task.job.name: task for task in ledger.tasks()}
     unknown = [name for name in names or () if name not in known]
     if unknown:
@@ -93,19 +103,19 @@ def calibrate_run(
         raise UsageError("the run has no label task: there is nothing to calibrate")
     if method not in _METHODS:
         raise UsageError(f"method {method!r} is none of {', '.join(_METHODS)}")
+    if target_accuracy is not None and abstain_below is not None:
+        raise UsageError("--target-accuracy and --abstain-below both set the threshold: keep one of the two")
     if method == "gold" and gold is None:
         raise UsageError("method gold needs gold labels: give --gold FILE")
-    made = {}
-    for name in chosen:
-        task = known[name]
-        labels = labels_of(task)
-        options = ViewOptions(
+    asked = {
+        name: ViewOptions(
             method=cast("Method", method), expected_shares=_shares(shares), abstain_below=abstain_below, target_accuracy=target_accuracy,
-            gold=None if gold is None else read_gold(gold, labels, multi=is_multi(task), label_field=label_field),
+            gold=None if gold is None else read_gold(gold, labels_of(task), multi=is_multi(task), label_field=label_field),
             unfit=shown_to_the_model(task),
-        )  # fmt: skip
-        made[name] = make_view(ledger, task, options)
-    return made
+        )
+        for name, task in ((name, known[name]) for name in chosen)
+    }  # fmt: skip
+    return {name: make_view(ledger, known[name], options) for name, options in asked.items()}
 
 
 # ── after a run ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -178,13 +188,18 @@ def _uncalibrated(ledger: Ledger, row: TaskRow, task: LabelTask) -> None:
 
 def _why_not(table: _Table, task: LabelTask) -> str:
     """Why the model's own labels are shown although they should be calibrated; "" otherwise."""
-    if task.calibration == "none" or table.gold:
+    if task.calibration == "none" or (table.gold if table.multi else _gold_fits(table)):
         return ""
     if table.multi and task.expected_shares is None:
         return "not calibrated: with several labels a document that needs gold labels, or expected_shares (each label's own share)"
-    if len(table.found) < LEAST_BATCH:
-        return f"not calibrated: {len(table.found):,} documents are finished, and over the batch at least {LEAST_BATCH} are needed"
+    if table.count < LEAST_BATCH:
+        return f"not calibrated: {table.count:,} documents are finished, and over the batch at least {LEAST_BATCH} are needed"
     return ""
+
+
+def _gold_fits(table: _Table) -> bool:
+    """Whether a calibration of one label a document can be fitted on the gold labels."""
+    return not too_small(len(table.gold), len(set(table.gold.values())))
 
 
 def _uses_gold(task: LabelTask) -> bool:
@@ -203,28 +218,47 @@ def _configured_gold(task: LabelTask) -> Mapping[str, GoldLabel] | None:
 def make_view(ledger: Ledger, task: TaskRow, options: ViewOptions) -> View:
     """Calibrate the task's finished documents and keep the view. Raises UsageError for tasks and options that cannot be calibrated."""
     table = _table(ledger, task, options)
-    if options.method == "auto" and not table.gold and (len(table.found) < LEAST_BATCH or (table.multi and not options.expected_shares)):
+    if options.gold and not table.gold:
+        raise UsageError(f"no gold label can be used for task {task.job.name!r}: {'; '.join(_left_out(table, options))}")
+    # Several labels are each left as they are where the gold labels say too little about them.
+    usable = bool(table.gold or options.expected_shares) if table.multi else table.count >= LEAST_BATCH or _gold_fits(table)
+    note = ""
+    if options.method == "auto" and not usable:
         options = replace(options, method="none")
-    return _keep(ledger, task, table, options)
+        note = too_small(len(table.gold), len(set(table.gold.values()))) if table.gold else ""
+    return _keep(ledger, task, table, options, note)
 
 
-def _keep(ledger: Ledger, task: TaskRow, table: _Table, options: ViewOptions) -> View:
+def _keep(ledger: Ledger, task: TaskRow, table: _Table, options: ViewOptions, note: str = "") -> View:
+    """``note`` is one more thing that its sentence says."""
     if options.method != "none":
         _refuse_unscored(task, table)
     calibration = _calibrated(table, options)
     held_out = _held_out(table, calibration)
     chosen = _threshold(table, calibration, held_out, options)
-    threshold = options.abstain_below if chosen is None else _ALL_ABSTAINED if chosen.value is None else chosen.value
-    states = ledger.states_seen(task.job.name)
-    sentence = "; ".join([calibration.sentence, *([chosen.sentence] if chosen else []), *_left_out(table, options)])
+    threshold = options.abstain_below if chosen is None else _ALL_ABSTAINED if chosen.value is None else _just_below(chosen.value)
+    said = [calibration.sentence, note, chosen.sentence if chosen else "", *_left_out(table, options)]
+    sentence = "; ".join(part for part in said if part)
     keepable = len(held_out) * len(table.labels) <= _HELD_OUT_NUMBERS
-    kept = {table.found[row].document_key: [round(float(log), 6) for log in logs] for row, logs in held_out.items()} if keepable else {}
+    kept = {table.keys[row]: logs.tolist() for row, logs in held_out.items()} if keepable else {}
     facts = {
-        "sentence": sentence, "final": not (states["pending"] or states["running"]), "documents": len(table.found), "by": options.by,
+        "sentence": sentence, "final": _all_are_in(ledger, task.job.name), "documents": table.count, "by": options.by,
         "gold": len(table.gold), "left_out": dict(table.left_out),
-        "gold_labels": {table.found[row].document_key: _plain(label) for row, label in table.gold.items()}, "held_out": kept,
+        "gold_labels": {table.keys[row]: _plain(label) for row, label in table.gold.items()}, "held_out": kept,
     }  # fmt: skip
     return view_of(ledger.keep_view(task.job.name, calibration.to_json(), threshold, facts))
+
+
+def _just_below(threshold: float) -> float:
+    """So that the document whose probability it is stays answered, whatever the last digit that is computed for it."""
+    return math.floor(threshold * 1e9 - 1) / 1e9
+
+
+def _all_are_in(ledger: Ledger, task: str) -> bool:
+    """Whether the source was read to its end, and the task waits for none of its documents."""
+    status = ledger.status()
+    states = status.tasks[task]
+    return status.read_completely and not (states["pending"] or states["running"])
 
 
 def _plain(label: GoldLabel) -> str | list[str]:
@@ -234,44 +268,47 @@ def _plain(label: GoldLabel) -> str | list[str]:
 def _table(ledger: Ledger, task: TaskRow, options: ViewOptions) -> _Table:
     labels = labels_of(task)
     wanted = not is_multi(task) and options.method in ("auto", "self_training", "gold")
-    found, features = _found(ledger, task, options.gold or {}, with_features=wanted)
-    scores = np.array([[row.scores[label] for label in labels] for row in found], dtype=np.float64).reshape(len(found), len(labels))
-    gold, left_out = _gold_rows([row.id for row in found], options)
-    return _Table(found, labels, scores, is_multi(task), gold, left_out, features)
+    scores, named, features = _found(ledger, task, labels, options.gold or {}, with_features=wanted)
+    gold, left_out = _gold_rows(named, options)
+    keys = {row: key for found in named.values() for row, key in found}
+    return _Table(keys, labels, scores, is_multi(task), gold, left_out, features)
 
 
 def _found(
-    ledger: Ledger, task: TaskRow, gold: Mapping[str, GoldLabel], *, with_features: bool
-) -> tuple[list[Scored], Features | None]:  # fmt: skip
-    """The finished documents; and if all of them have features, those of the gold documents and of a share of the others."""
-    every = max(1, ledger.states_seen(task.job.name)["done"] // _FEATURED_DOCUMENTS)
-    found: list[Scored] = []
+    ledger: Ledger, task: TaskRow, labels: Sequence[str], gold: Mapping[str, GoldLabel], *, with_features: bool
+) -> tuple[Floats, dict[str, list[tuple[int, str]]], Features | None]:
+    """Scores of the finished documents; row and key of those that ``gold`` names, by id; and if all have features, those of the gold
+    documents and of a share of the others. Of a document that gold does not name nothing but its numbers stays in memory.
+    """
+    every = max(1, -(-ledger.states_seen(task.job.name)["done"] // _FEATURED_DOCUMENTS))
+    numbers = array("d")
+    named: dict[str, list[tuple[int, str]]] = {}
     kept: dict[int, bytes] = {}
     complete = with_features
     for place, row in enumerate(ledger.scored(task.job.name, with_features=with_features)):
         complete &= bool(row.features)
         if complete and (row.id in gold or place % every == 0):
             kept[place] = row.features
-        found.append(replace(row, features=b""))
+        if row.id in gold:
+            named.setdefault(row.id, []).append((place, row.document_key))
+        numbers.extend(row.scores[label] for label in labels)
     values = unpacked(list(kept.values())) if complete else None
-    return found, None if values is None else Features(np.array(list(kept)), values)
+    features = None if values is None else Features(np.array(list(kept)), values)
+    return np.frombuffer(numbers, dtype=np.float64).reshape(-1, len(labels)), named, features
 
 
-def _gold_rows(ids: Sequence[str], options: ViewOptions) -> tuple[dict[int, GoldLabel], dict[str, int]]:
+def _gold_rows(named: Mapping[str, Sequence[tuple[int, str]]], options: ViewOptions) -> tuple[dict[int, GoldLabel], dict[str, int]]:
     """Gold labels by row, in the rows' order, and how many are left out, by reason."""
-    places: dict[str, list[int]] = {}
-    for place, name in enumerate(ids):
-        places.setdefault(name, []).append(place)
     kept: dict[int, GoldLabel] = {}
     reasons: Counter[str] = Counter()
     for name, label in (options.gold or {}).items():
-        rows = places.get(name, ())
+        rows = named.get(name, ())
         if name in options.unfit:
             reasons["shown to the model as examples"] += 1
         elif len(rows) != 1:
             reasons["of ids that stand for several texts" if rows else "not among the finished documents"] += 1
         else:
-            kept[rows[0]] = label
+            kept[rows[0][0]] = label
     return dict(sorted(kept.items())), dict(reasons)
 
 
@@ -317,11 +354,16 @@ def _calibrated(table: _Table, options: ViewOptions) -> Calibration | SeveralCal
 
 
 def _held_out(table: _Table, calibration: Calibration | SeveralCalibration) -> dict[int, Floats]:
-    """What fits without each of the documents that it was fitted on say of them, by row: natural logs, (labels,)."""
+    """What fits without each of the documents that it was fitted on say of them, by row: natural logs, (labels,).
+
+    Rounded as they are kept, so that a threshold chosen by them answers the same documents when they are judged.
+    """
     if isinstance(calibration, SeveralCalibration):
-        return dict(zip(calibration.fitted_rows, calibration.held_out(table.scores), strict=True))
-    checked = calibration.cross_validation
-    return {} if checked is None else {row: np.array(logs) for row, logs in zip(checked.rows, checked.held_out, strict=True)}
+        found = zip(calibration.fitted_rows, calibration.held_out(table.scores), strict=True)
+    else:
+        checked = calibration.cross_validation
+        found = zip(checked.rows, np.array(checked.held_out), strict=True) if checked is not None else zip((), (), strict=True)
+    return {row: np.round(logs, 6) for row, logs in found}
 
 
 def _threshold(

@@ -137,12 +137,23 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A step on its way to the engine: token ids only, no text, no names."""
+    """A step on its way to the engine: token ids only, no text, no names.
+
+    ``document_tokens`` follow the prefix: they are (part of) a document that others may ask about, 0 where they are not. ``awaited``
+    further questions about this document are still to come in this run.
+    """
 
     request_id: int
     ids: tuple[int, ...]
     ask: Decode | Score
     prefix_tokens: int = 0
+    document_tokens: int = 0
+    awaited: int = 0
+
+    @property
+    def document_end(self) -> int:
+        """Tokens up to the end of the document; 0 where no document is in it."""
+        return self.prefix_tokens + self.document_tokens if self.document_tokens else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +220,7 @@ class Plan:
 
     dtype: str
     quantization: str
-    placement: Literal["device", "offloaded"]
+    placement: Literal["device", "offloaded", "disk"]
     layout: Literal["instructions_first", "document_first"]
     context_tokens: int
     max_batch_rows: int

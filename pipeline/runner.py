@@ -38,7 +38,7 @@ from pipeline.sources import read_source
 from pipeline.stopping import StopSignal
 from pipeline.stores.ledger import Ledger
 from pipeline.stores.reading import Status
-from pipeline.suspicion import Pending, Suspicion
+from pipeline.suspicion import Pending, Suspicion, by_document
 from pipeline.versions import stack_versions
 
 _log = logging.getLogger(__name__)
@@ -153,6 +153,8 @@ class Night:
         """
         try:
             self._ledger.drop(self._run, list(self._under_way), "interrupted", reason)
+            if self._crew.store_facts:
+                self._ledger.annotate_run(self._run, store=added_up(self._crew.store_facts))
             if self._crew.waiting:
                 self._ledger.annotate_run(self._run, waiting=self._crew.waiting, peaks=self._crew.peaks)
             self._ledger.end_run(self._run, exit_code, reason)
@@ -211,6 +213,7 @@ class Night:
         """The works the ledger calls pending, in reading order, and None after each block read; doubtful ones are set aside."""
         documents = (item for item in self._source(limit) if isinstance(item, Document))
         for block in blocks(documents, BLOCK_DOCUMENTS):
+            works: list[Pending] = []
             for task in self._prepared.tasks:
                 keyed = {task.job.key(document): document for document in block}
                 for key, pending in self._ledger.pending(task.job.name, list(keyed)).items():
@@ -218,7 +221,8 @@ class Night:
                     if work.doubtful:
                         self._suspicion.set_aside(work)
                     else:
-                        yield work
+                        works.append(work)
+            yield from by_document(works) if self._prepared.plan.layout == "document_first" else works
             yield None
 
     def _through(self, works: Iterator[Pending | None]) -> None:
@@ -268,7 +272,7 @@ class Night:
                 continue
             self._under_way[work.id] = work
             recorded = self._ledger.replies(*work.id) if work.attempts else {}
-            flight.begin(work.task, work.document, work.attempts + 1, recorded)
+            flight.begin(work.task, work.document, work.attempts + 1, recorded, work.awaited)
 
     def _record(self, flight: Flight, *, at_once: bool = False) -> None:
         """Documents that landed are done once they are committed, a second's worth in one transaction."""
@@ -347,6 +351,21 @@ class Night:
         if progress.message:
             _log.info("%s", progress.message)
         self._observer(progress)
+
+
+def added_up(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Counts of several workers in one; of anything that is no count, the last word."""
+    total: dict[str, Any] = {}
+    for one in facts:
+        for name, value in one.items():
+            known = total.get(name)
+            if isinstance(value, Mapping):
+                total[name] = added_up([known or {}, value])
+            elif isinstance(value, int | float) and isinstance(known, int | float) and not name.endswith(("_per_second", "used_bytes")):
+                total[name] = known + value
+            else:
+                total[name] = value
+    return total
 
 
 def _next_group(works: Iterator[Pending | None], size: int) -> tuple[list[Pending], bool]:

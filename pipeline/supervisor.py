@@ -22,6 +22,7 @@ from pipeline.wire import pack_request, read_message, unpack_generation, write_m
 from pipeline.worker import pack_plan
 
 _GRACE_SECONDS = 5
+_FINISH_SECONDS = 90  # for what is still to be written to the KV store
 
 
 class WorkerProcess:
@@ -35,6 +36,7 @@ class WorkerProcess:
         self.facts: Mapping[str, Any] = {}
         self.waited_seconds = self.served_seconds = 0.0
         self.peak_bytes: tuple[int, int] = (0, 0)
+        self.store_facts: Mapping[str, Any] = {}
         self._stall_seconds = config.engine.stall_seconds
         self._started: set[int] = set()
         self._owed: set[int] = set()
@@ -112,6 +114,7 @@ class WorkerProcess:
             self._last_sign = time.monotonic()
             self._started.update(message.get("started", ()))
             finished += [unpack_generation(packed) for packed in message.get("replies", ())]
+            self.store_facts = message.get("store", self.store_facts)
             self.waited_seconds, self.served_seconds = message.get("waiting", (self.waited_seconds, self.served_seconds))
             self.peak_bytes = tuple(message.get("peaks", self.peak_bytes))
             try:
@@ -133,7 +136,10 @@ class WorkerProcess:
             raise WorkerDied(f"the worker made no progress for {self._stall_seconds:.0f} s and was stopped (engine.stall_seconds)")
 
     def close(self) -> None:
-        """End the worker: close its input, and kill it if it lingers."""
+        """End the worker, which must be idle: let it finish what it writes, close its input, and kill it if it lingers."""
+        with contextlib.suppress(WorkerDied):
+            self._send({"finish": True})
+            self._finish()
         if self._process.stdin and not self._process.stdin.closed:
             with contextlib.suppress(BrokenPipeError):  # it died first
                 self._process.stdin.close()
@@ -141,6 +147,13 @@ class WorkerProcess:
             self._process.wait(_GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill()
+
+    def _finish(self) -> None:
+        """Hear its last words. Raises WorkerDied when it has ended."""
+        until = time.monotonic() + _FINISH_SECONDS
+        while (left_seconds := until - time.monotonic()) > 0:
+            message = self._next(left_seconds)
+            self.store_facts = (message or {}).get("store", self.store_facts)
 
     def kill(self) -> None:
         """End the worker now, with what it is doing."""

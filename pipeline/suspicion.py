@@ -7,8 +7,8 @@ quarantined, and every group shrinks with each death, so the search ends.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from pipeline.flight import WorkId
 from pipeline.records import Document
@@ -20,12 +20,16 @@ _OFTEN = 4
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """One task's work on one document, to be done in this run. ``crashes`` counts workers that died of it or beside it."""
+    """One task's work on one document, to be done in this run. ``crashes`` counts workers that died of it or beside it.
+
+    ``awaited`` tasks after this one are still to read the same document in this run.
+    """
 
     task: Task
     document: Document
     attempts: int = 0
     crashes: int = 0
+    awaited: int = 0
 
     @property
     def id(self) -> WorkId:
@@ -60,3 +64,13 @@ class Suspicion:
     def next_group(self) -> list[Pending] | None:
         """The works to try next, apart from all others."""
         return self._groups.popleft() if self._groups else None
+
+
+def by_document(works: Sequence[Pending]) -> Iterator[Pending]:
+    """``works`` with those on one document side by side, in the order of the documents' first ones: what is read for one serves all."""
+    grouped: dict[str, list[Pending]] = {}
+    for work in works:
+        grouped.setdefault(work.document.key, []).append(work)
+    for group in grouped.values():
+        for number, work in enumerate(group, start=1):
+            yield replace(work, awaited=len(group) - number)

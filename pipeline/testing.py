@@ -105,6 +105,10 @@ class ScriptedBackend:
             _FAULTS[script["load_fault"]]()
         return ScriptedEngine(plan, script), {"device_map": {"": "cpu"}, "weights_bytes": 0}
 
+    def store_facts(self, *, close: bool = False) -> Mapping[str, Any]:
+        """See pipeline.engine.base.Backend."""
+        return {}
+
 
 class ScriptedEngine:
     """An engine whose answers are digests of the prompts."""

@@ -36,6 +36,7 @@ def pack_request(request: Request) -> dict[str, Any]:
     """A request as plain values."""
     ask = request.ask
     packed: dict[str, Any] = {"request_id": request.request_id, "ids": request.ids, "prefix_tokens": request.prefix_tokens}
+    packed |= {"document_tokens": request.document_tokens, "awaited": request.awaited}
     if isinstance(ask, Score):
         return {**packed, "continuations": ask.continuations, "tolerance": ask.tolerance, "features": ask.features}
     sampling = ask.sampling
@@ -51,7 +52,8 @@ def unpack_request(packed: dict[str, Any]) -> Request:
     else:
         sampling = packed["sampling"]
         ask = Decode(packed["max_new_tokens"], None if sampling is None else Sampling(*sampling), packed["loops_end"])
-    return Request(packed["request_id"], tuple(packed["ids"]), ask, packed["prefix_tokens"])
+    place = packed["prefix_tokens"], packed["document_tokens"], packed["awaited"]
+    return Request(packed["request_id"], tuple(packed["ids"]), ask, *place)
 
 
 def pack_generation(generation: Generation) -> dict[str, Any]:

@@ -23,13 +23,14 @@ from typing import Any, BinaryIO
 
 from pipeline.backends import open_backend
 from pipeline.config import parse_config
-from pipeline.engine.base import Engine
+from pipeline.engine.base import Backend, Engine
 from pipeline.errors import OvernightError
 from pipeline.records import Plan
 from pipeline.vitals import peak_card_bytes, peak_resident_bytes, resident_bytes
 from pipeline.wire import pack_generation, read_message, unpack_request, write_message
 
 _PULSE_SECONDS = 1.0
+_STORE_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -69,26 +70,33 @@ def main() -> None:
         return
     engine.listener = _Reporter(outbox)
     write_message(outbox, {"loaded": {**facts, "process_bytes": before_bytes}})
-    _serve(engine, inbox, outbox)
+    _serve(engine, backend, inbox, outbox)
+    write_message(outbox, {"store": dict(backend.store_facts(close=True))})
 
 
-def _serve(engine: Engine, inbox: queue.Queue[dict[str, Any]], outbox: BinaryIO) -> None:
-    """Work off what comes. Each message of replies tells how long the model has waited for requests since it was loaded, and the most
-    memory that was held.
+def _serve(engine: Engine, backend: Backend, inbox: queue.Queue[dict[str, Any]], outbox: BinaryIO) -> None:
+    """Work off what comes until it is told that this was all. Each message of replies tells how long the model has waited for
+    requests since it was loaded, the most memory that was held, and now and then what became of persisted caches.
     """
+    told = time.monotonic()
     loaded, waited_seconds = time.monotonic(), 0.0
     while True:
         while engine.idle or not inbox.empty():
             since = time.monotonic()
             message = inbox.get()
             waited_seconds += time.monotonic() - since
+            if "finish" in message:
+                return
             engine.admit([unpack_request(packed) for packed in message.get("admit", ())])
             engine.release(message.get("release", ()))
         finished = engine.step()
         if finished:
             waiting = [waited_seconds, time.monotonic() - loaded]
-            peaks = [peak_resident_bytes(), peak_card_bytes()]
-            write_message(outbox, {"replies": list(map(pack_generation, finished)), "waiting": waiting, "peaks": peaks})
+            news: dict[str, Any] = {"replies": list(map(pack_generation, finished)), "waiting": waiting}
+            news["peaks"] = [peak_resident_bytes(), peak_card_bytes()]
+            if time.monotonic() - told >= _STORE_SECONDS:
+                told, news["store"] = time.monotonic(), dict(backend.store_facts())
+            write_message(outbox, news)
 
 
 def _listen(stream: BinaryIO) -> queue.Queue[dict[str, Any]]:

@@ -166,3 +166,9 @@ def test_paths_of_label_files_are_made_absolute() -> None:
     assert task.gold is not None
     assert Path(task.gold).is_absolute()
     assert all(Path(path).is_absolute() for path in made.source.paths)
+
+
+def test_labels_that_look_alike_are_refused() -> None:
+    """One accent as one character or as two: a reader sees the same label twice."""
+    with pytest.raises(ValueError, match="differ only in how their accents are encoded"):
+        LabelTask(name="topic", kind="label", labels={"caf\u00e9": None, "cafe\u0301": None})

@@ -96,6 +96,35 @@ def test_a_review_leaves_out_what_cannot_become_gold(tmp_path: Path) -> None:
     assert {row["id"] for row in _rows(tmp_path / "review.csv")} == {row["id"] for row in rows} - {"d0", "d3"}
 
 
+def test_a_review_skips_what_is_labelled_already(tmp_path: Path) -> None:
+    truth = finished(tmp_path, 60)
+    _review(tmp_path, 20)
+    _fill(tmp_path / "review.csv", truth, 15)
+    first = [row["id"] for row in _rows(tmp_path / "review.csv")][:15]
+    (tmp_path / "review.csv").rename(tmp_path / "filled.csv")
+    facts = _review(tmp_path, 60, gold=[tmp_path / "filled.csv"])
+    assert (facts["rows"], facts["left_out"]) == (45, {"labelled already": 15})
+    assert not set(first) & {row["id"] for row in _rows(tmp_path / "review.csv")}
+    with Ledger.open(tmp_path / "run" / LEDGER, write=True) as ledger:
+        calibrate_run(ledger, names=["topic"], gold=tmp_path / "filled.csv")
+    assert _review(tmp_path, 60, force=True)["left_out"] == {"labelled already": 15}
+    with pytest.raises(UsageError, match="there is no gold file"):
+        _review(tmp_path, 60, gold=[tmp_path / "gone.csv"])
+
+
+@pytest.mark.parametrize("mark", ["=", "+", "-", "@"])
+def test_ids_that_a_spreadsheet_would_compute_make_the_round_trip(tmp_path: Path, mark: str) -> None:
+    truth = finished(tmp_path, 40, names=mark + "d{}")
+    _review(tmp_path, 12)
+    rows = _rows(tmp_path / "review.csv")
+    assert all(row["id"].startswith(f"'{mark}") for row in rows)
+    _fill(tmp_path / "review.csv", {f"'{name}": label for name, label in truth.items()})
+    gold = read_gold(tmp_path / "review.csv", LABELS)
+    assert gold == {row["id"][1:]: truth[row["id"][1:]] for row in rows}
+    with Ledger.open(tmp_path / "run" / LEDGER, write=True) as ledger:
+        assert len(calibrate_run(ledger, names=["topic"], gold=tmp_path / "review.csv")["topic"].gold_labels) == 12
+
+
 def test_filled_in_labels_are_not_overwritten(tmp_path: Path) -> None:
     truth = finished(tmp_path, 30)
     _review(tmp_path)

@@ -81,14 +81,14 @@ def test_raw_scores_may_be_abstained_from(tmp_path: Path) -> None:
 def test_by_the_configured_gold_file(tmp_path: Path) -> None:
     truth = finished(tmp_path, 300, examples=("d1", "d2"))
     gold = gold_file(tmp_path / "gold.jsonl", dict(itertools.islice(truth.items(), 150)))
-    view, told = _ended(tmp_path, gold=str(gold), target_accuracy=0.9)
+    view, told = _ended(tmp_path, gold=str(gold), target_accuracy=0.92)
     assert view is not None
     assert (view.calibration.method, view.calibration.gold, told) == ("gold", 148, "")
     assert "left out: 2 shown to the model as examples" in view.sentence
     values = _values(tmp_path, view)
     answered = [value == label for value, label in zip(values, truth.values(), strict=True) if value is not None]
     assert 30 < len(answered) < 300
-    assert sum(answered) / len(answered) > 0.85
+    assert sum(answered) / len(answered) > 0.88
 
 
 def test_a_target_that_cannot_be_checked_answers_nothing(tmp_path: Path) -> None:

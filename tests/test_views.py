@@ -242,6 +242,7 @@ def test_command(folder: Path, tmp_path: Path) -> None:
     assert facts["method"] == "gold"
     assert facts["final"] is True
     assert "60 gold labels" in facts["sentence"]
+    assert f"labels are shown through view {facts['view']}" in (folder / "report.md").read_text(encoding="utf-8")
     wrong = subprocess.run([*command[:-3], "--share", "world"], capture_output=True, text=True, check=False)
     assert wrong.returncode == 2
     assert "LABEL=SHARE" in wrong.stderr

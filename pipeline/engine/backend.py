@@ -11,9 +11,11 @@ import torch
 
 from pipeline.config import Config
 from pipeline.engine.base import Engine
+from pipeline.engine.caches import Caches, open_caches
 from pipeline.engine.choice import Decoder, chosen_decoder, remember
 from pipeline.engine.contest import Contest
 from pipeline.engine.decoders import open_decoder
+from pipeline.engine.disk_cache import DiskLayer
 from pipeline.engine.identity import tokenizer_identity, weights_identity
 from pipeline.engine.loading import load_model
 from pipeline.engine.location import Location, locate
@@ -28,6 +30,7 @@ class TransformersBackend:
     def __init__(self, config: Config, say: Callable[[str], None] = lambda _: None) -> None:
         self._config = config
         self._say = say
+        self._caches: Caches | None = None
 
     @cached_property
     def _location(self) -> Location:
@@ -36,6 +39,10 @@ class TransformersBackend:
     @cached_property
     def _tokenizer(self) -> ChatTokenizer:
         return load_tokenizer(self._config.model, self._location)
+
+    @cached_property
+    def _weights(self) -> dict[str, str]:
+        return weights_identity(self._config.model, self._location)
 
     def tokenizer(self) -> ChatTokenizer:
         """The model's tokenizer and chat template."""
@@ -46,7 +53,7 @@ class TransformersBackend:
         return {
             "id": self._config.model.id,
             "revision": self._config.model.revision,
-            "weights": weights_identity(self._config.model, self._location),
+            "weights": self._weights,
             "tokenizer": tokenizer_identity(self._location),
         }
 
@@ -67,9 +74,17 @@ class TransformersBackend:
             torch.set_num_threads(plan.threads)
         loaded = load_model(self._config.model, plan.dtype, offload_folder, say, self._location)
         tokenizer = self._tokenizer
+        DiskLayer.folder = offload_folder / "kv"
         name = chosen_decoder(self._config, plan.dtype, device_name(loaded.input_device))
-        engine, kind = open_decoder(name, loaded, plan, end_ids=tokenizer.end_ids, pad_id=tokenizer.pad_id)
-        return engine, {**loaded.facts, "engine": kind}
+        self._caches, told = open_caches(self._config, plan, loaded, self._weights, say)
+        engine, kind = open_decoder(name, loaded, plan, end_ids=tokenizer.end_ids, pad_id=tokenizer.pad_id, caches=self._caches)
+        return engine, {**loaded.facts, "engine": kind, "kv_store": told}
+
+    def store_facts(self, *, close: bool = False) -> Mapping[str, Any]:
+        """What became of persisted caches so far; with ``close`` after the last of them is written."""
+        if self._caches is None:
+            return {}
+        return self._caches.shelf.close() if close else self._caches.shelf.facts()
 
     def open_contest(self, plan: Plan, offload_folder: Path, say: Callable[[str], None], *, to_the_end: bool) -> Contest:
         """Load the weights for a comparison of decoders. ``to_the_end``: end tokens are tokens like others."""

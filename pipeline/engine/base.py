@@ -71,3 +71,10 @@ class Backend(Protocol):
     def open_engine(self, plan: Plan, offload_folder: Path, say: Callable[[str], None]) -> tuple[Engine, Mapping[str, Any]]:
         """Load the weights; returns the engine and facts for the report (device map, weight bytes, peak while loading, ...)."""
         ...
+
+    def store_facts(self, *, close: bool = False) -> Mapping[str, Any]:
+        """What became of persisted caches since the engine was opened; empty without a store.
+
+        With ``close`` what is being written is finished first, and the store is let go.
+        """
+        ...

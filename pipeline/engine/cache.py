@@ -1,11 +1,12 @@
 """Keys and values while a batch runs: the only module that touches transformers' cache classes.
 
-Three tiers of one idea, a list of layers that are appended to and read in order:
+Tiers of one idea, a list of layers that are appended to and read in order:
 
 - ``device``: full-attention layers write into storage reserved for the whole batch (``GrowingLayer``) instead of copying all
   columns for every new token, as concatenation does; sliding-window and recurrent layers are the library's.
 - ``offloaded`` on CUDA: the library's offloaded cache (pinned copies, side stream). Without CUDA it fails on an assertion in the
   middle of a forward pass, so there it is never asked for.
+- ``disk``: ``DiskLayer``, one file a layer; what a sliding window or a recurrent layer keeps is small and stays in memory.
 - ``offloaded`` elsewhere: ``OffloadedCache``. A layer's columns live in host memory. While layer i computes, one thread copies
   layer i + 1 beside it; the copy is joined with the new columns, used once and dropped, and only the new columns are written
   back. At any time at most two layers have a copy. On a CPU the "device" is the same memory, so this costs copies and gains
@@ -31,8 +32,10 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
+from pipeline.engine.disk_cache import DiskLayer
+
 AnyCache = Cache
-Placement = Literal["device", "offloaded"]
+Placement = Literal["device", "offloaded", "disk"]
 _KeysValues = tuple[torch.Tensor, torch.Tensor]
 _prefetcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-prefetch")
 
@@ -147,12 +150,12 @@ class HostSlidingLayer(_HostTier, DynamicSlidingWindowLayer):  # type: ignore[no
 
 
 class OffloadedCache(DynamicCache):
-    """Layers in host memory, each fetched while the one before it computes."""
+    """Layers in host memory or on disk, each fetched while the one before it computes."""
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> _KeysValues:
         """Start to fetch the next layer, then extend and return this one."""
         following = self.layers[(layer_idx + 1) % len(self.layers)]
-        if isinstance(following, _HostTier) and following is not self.layers[layer_idx]:
+        if isinstance(following, _HostTier | DiskLayer) and following is not self.layers[layer_idx]:
             following.start_fetch()
         result: _KeysValues = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         return result
@@ -162,12 +165,14 @@ def make_cache(config: Any, placement: Placement, device: torch.device, reserve_
     """An empty cache for a model of ``config`` whose inputs are on ``device``, with room for ``reserve_columns``."""
     if placement == "offloaded" and device.type == "cuda":
         return DynamicCache(config=config, offloading=True)
-    cache = OffloadedCache(config=config) if placement == "offloaded" else DynamicCache(config=config)
+    cache = OffloadedCache(config=config) if placement != "device" else DynamicCache(config=config)
     cache.layers = [_placed(layer, placement, reserve_columns) for layer in cache.layers]
     return cache
 
 
 def _placed(layer: Any, placement: Placement, reserve_columns: int) -> Any:
+    if type(layer) is DynamicLayer and placement == "disk":
+        return DiskLayer()
     if type(layer) is DynamicLayer:
         return HostLayer(reserve_columns) if placement == "offloaded" else GrowingLayer(reserve_columns)
     if type(layer) is DynamicSlidingWindowLayer and placement == "offloaded":

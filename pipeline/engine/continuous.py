@@ -18,12 +18,15 @@ import torch
 from pipeline.batching import row_tokens
 from pipeline.engine.attention import IMPLEMENTATION, Prefix
 from pipeline.engine.base import Listener
+from pipeline.engine.documents import Documents, document_of
 from pipeline.engine.engine import ModelEngine, free_memory, is_out_of_memory
 from pipeline.engine.features import packed, watched
 from pipeline.engine.forward import attend_by
 from pipeline.engine.generate import Output
 from pipeline.engine.packed import Feed, PackedModel, Row
+from pipeline.engine.reuse import Reuse
 from pipeline.engine.slots import class_capacity
+from pipeline.engine.texts import Texts
 from pipeline.ramp import Ramp
 from pipeline.records import Decode, Generation, Plan, Request, Score
 from pipeline.trie import ROOT, LabelTrie, Search, SearchWorth
@@ -65,7 +68,9 @@ class _Guest:
 class ContinuousEngine:
     """Implements ``pipeline.engine.base.Engine``. One thread; the model sits on one device."""
 
-    def __init__(self, model: Any, plan: Plan, *, end_ids: Sequence[int], static: ModelEngine, window: int | None) -> None:
+    def __init__(
+        self, model: Any, plan: Plan, *, end_ids: Sequence[int], static: ModelEngine, window: int | None, reuse: Reuse | None = None
+    ) -> None:  # fmt: skip
         self.listener: Listener | None = None
         self._plan = plan
         self._end_ids = frozenset(end_ids)
@@ -74,7 +79,9 @@ class ContinuousEngine:
         self._model = model
         self._packed = PackedModel(model, model.get_input_embeddings().weight.device)
         self._plain_attention = model.config._attn_implementation  # noqa: SLF001  # the setting has no public reader
-        self._waiting: list[tuple[int, int]] = []
+        self._documents = Documents(self._packed, plan, reuse)
+        self._texts = Texts(reuse)
+        self._waiting: list[tuple[int, int, int]] = []
         self._requests: dict[int, Request] = {}
         self._guests: list[_Guest] = []
         self._prefixes: OrderedDict[tuple[int, ...], Prefix] = OrderedDict()
@@ -97,7 +104,8 @@ class ContinuousEngine:
             else:
                 self._requests[request.request_id] = request
                 self._users[request.ids[: request.prefix_tokens]] += 1
-                heapq.heappush(self._waiting, (-row_tokens(request), request.request_id))
+                self._documents.expect(request)
+                heapq.heappush(self._waiting, _turn(request))
 
     def release(self, request_ids: Collection[int]) -> None:
         """Forget queued requests and those under way."""
@@ -120,6 +128,7 @@ class ContinuousEngine:
         started = time.perf_counter()
         with torch.inference_mode():
             try:
+                self._documents.pulse = self._pulse
                 self._invite()
                 feeds = self._feeds()
                 with watched(self._model, wanted=any(guest.wants_features for guest, _ in feeds)) as watch:
@@ -127,23 +136,26 @@ class ContinuousEngine:
             except Exception as error:  # noqa: BLE001  # whatever the model raises, the static engine finds out whose it is
                 self._surrender(error)
                 return ()
-            if self.listener is not None:
-                self.listener.pulse()
+            self._pulse()
             seconds = time.perf_counter() - started
             self._share_time(feeds, seconds)
             if all(guest.output is not None and not guest.reading for guest, _ in feeds):
                 self._ramp.observe(len(feeds), seconds)
             return self._take_in(feeds, logits, watch.seen)
 
+    def _pulse(self) -> None:
+        if self.listener is not None:
+            self.listener.pulse()
+
     # ── who takes part ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _invite(self) -> None:
         """Let waiting requests in while there is room: rows, columns of KV memory, and tokens of one pass."""
         budget = self._plan.prefill_chunk_tokens - sum(len(guest.own) - guest.read for guest in self._guests if guest.reading)
-        columns = sum(guest.row.storage.capacity for guest in self._guests if guest.row.storage)
+        columns = sum(guest.row.storage.capacity for guest in self._guests if guest.row.storage) + self._documents.columns
         newcomers: list[int] = []
         while self._waiting and budget > 0 and len(self._guests) < self._rows:
-            request = self._requests.get(self._waiting[0][1])
+            request = self._requests.get(self._waiting[0][-1])
             if request is None:  # released
                 heapq.heappop(self._waiting)
                 continue
@@ -162,16 +174,22 @@ class ContinuousEngine:
             self._guests.append(guest)
             newcomers.append(request.request_id)
             columns += guest.row.storage.capacity if guest.row.storage else 0
-            budget -= size
+            budget -= size + self._documents.read_tokens()
         if newcomers and self.listener is not None:
             self.listener.started(newcomers)
 
     def _welcome(self, request: Request) -> _Guest:
         prefix, count = self._prefix(request)
+        document = self._documents.beginning(request, prefix)
+        if document is not None:
+            prefix, count = document, document.tokens
         guest = _Guest(request, Row((), prefix), request.ids[count:])
         if isinstance(request.ask, Decode):
             guest.output = Output(request.ask, self._end_ids)
-            self._packed.place(guest.row, len(guest.own) + request.ask.max_new_tokens)
+            guest.own += self._texts.begun(request, guest.output)
+            self._packed.place(guest.row, (count if document is not None else 0) + len(guest.own) + request.ask.max_new_tokens)
+            if document is not None:  # a row decodes faster when all it sees is in its slot
+                self._packed.settle(guest.row)
             return guest
         guest.trie = self._trie(request.ask)
         rides = len(guest.trie.nodes) <= _RIDING_NODES or not self._searching_pays(request.ask)
@@ -193,7 +211,7 @@ class ContinuousEngine:
         if len(ids) < _LEAST_PREFIX_TOKENS or not (known or self._users[request.ids[: request.prefix_tokens]] > 1):
             return None, 0
         if not known:
-            self._prefixes[ids] = self._packed.read_prefix(ids, self._plan.prefill_chunk_tokens)
+            self._prefixes[ids] = self._documents.instructions(ids)
         self._prefixes.move_to_end(ids)
         while len(self._prefixes) > 1 and sum(map(len, self._prefixes)) > self._plan.batch_tokens // _PREFIX_SHARE:
             self._prefixes.popitem(last=False)
@@ -264,6 +282,7 @@ class ContinuousEngine:
             elif end > begin and guest.output is not None:
                 output = guest.output
                 output.push(choices[begin] if output.sampler is None else output.sampler.choose(logits[begin]))
+                self._texts.grown(guest.request, output)
                 if output.ended:
                     reply = output.reply
                     finished.append(self._generation(guest, token_ids=tuple(reply.token_ids), finish_reason=reply.finish_reason))
@@ -317,6 +336,7 @@ class ContinuousEngine:
         self._unshare(guest.request)
 
     def _unshare(self, request: Request) -> None:
+        self._documents.forget(request)
         shared = request.ids[: request.prefix_tokens]
         self._users[shared] -= 1
         if self._users[shared] <= 0:
@@ -328,6 +348,7 @@ class ContinuousEngine:
         for guest in reversed(guests):
             self._leave(guest)
         self._prefixes.clear()
+        self._documents.clear()
         error.__traceback__ = None
         if is_out_of_memory(error):  # the next passes are to be smaller
             self._rows = max(1, min(self._rows, len(guests)) // 2)
@@ -335,8 +356,15 @@ class ContinuousEngine:
             self._columns = max(self._plan.context_tokens, self._columns // 2)
             free_memory()
         if not guests and self._waiting:
-            request = self._requests.pop(heapq.heappop(self._waiting)[1], None)
+            request = self._requests.pop(heapq.heappop(self._waiting)[-1], None)
             if request is not None:
                 self._unshare(request)
                 self._static.admit([request])
         self._static.admit([guest.request for guest in guests])
+
+
+def _turn(request: Request) -> tuple[int, int, int]:
+    """Longest first; questions about one document side by side, whatever their own lengths."""
+    if not request.document_end:
+        return -row_tokens(request), 0, request.request_id
+    return -request.document_end, hash(document_of(request)), request.request_id

@@ -9,43 +9,64 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from pipeline.engine.attention import IMPLEMENTATION
 from pipeline.engine.base import Engine
+from pipeline.engine.caches import Caches
 from pipeline.engine.choice import Decoder
 from pipeline.engine.continuous import ContinuousEngine
-from pipeline.engine.forward import attention_as
+from pipeline.engine.forward import Forward, attention_as
 from pipeline.engine.library import LibraryEngine, PlainEngine, disagreement
 from pipeline.engine.loading import LoadedModel
+from pipeline.engine.stages import Stages, not_reusable
 from pipeline.engine.support import sliding_window, spread, unsupported
 from pipeline.records import Plan
 
+_RECENT_SHARE = 8  # of a batch's tokens: documents kept in memory between two questions
 _LIBRARY_WORDS = {"transformers": "generate of transformers", "continuous": "continuous batching of transformers"}
 
 
 def open_decoder(
-    name: Decoder | Literal["static"], loaded: LoadedModel, plan: Plan, *, end_ids: Sequence[int], pad_id: int
+    name: Decoder | Literal["static"], loaded: LoadedModel, plan: Plan, *, end_ids: Sequence[int], pad_id: int, caches: Caches | None = None
 ) -> tuple[Engine, str]:
     """The engine called ``name`` and what it is, for the report. ``static``: our own batches that run to their end together.
 
     An engine that has nothing to do leaves the model to the others. Without ``end_ids`` texts end by their length or by a loop.
+    ``caches``: where persisted caches are looked for.
     """
     attention = str(loaded.facts["attention"])
     static = PlainEngine(loaded.model, plan, end_ids=end_ids, pad_id=pad_id, attention=attention)
+    _prepare_stages(static, loaded, plan, caches, attention)
     if plan.placement != "device":
         return static, f"static batches (the KV cache is {plan.placement})"
     if name == "static":
         return static, "static batches"
     with attention_as(loaded.model, attention):
         if name == "overnight":
-            return _overnight(loaded, plan, end_ids, static)
+            return _overnight(loaded, plan, end_ids, static, caches)
         return _library(name, loaded, plan, end_ids, pad_id, static, attention)
 
 
-def _overnight(loaded: LoadedModel, plan: Plan, end_ids: Sequence[int], static: PlainEngine) -> tuple[Engine, str]:
+def _prepare_stages(static: PlainEngine, loaded: LoadedModel, plan: Plan, caches: Caches | None, attention: str) -> None:
+    """Let static batches use the store, where caches of this family can be taken apart and put together again."""
+    if caches is None or plan.placement not in ("device", "offloaded"):
+        return
+    with attention_as(loaded.model, attention):
+        reason = not_reusable(loaded.model, plan.dtype)
+    if reason is not None:
+        caches.shelf.notes.append(f"Persisted caches are off for this model in static batches: {reason}")
+        return
+    static.stages = Stages(Forward(loaded.model), caches.of(attention), plan.batch_tokens // _RECENT_SHARE)
+
+
+def _overnight(
+    loaded: LoadedModel, plan: Plan, end_ids: Sequence[int], static: PlainEngine, caches: Caches | None
+) -> tuple[Engine, str]:  # fmt: skip
     reason = unsupported(loaded.model, plan)
     if reason is not None:
         return static, f"static batches; continuous batching and prefix reuse are off for this model: {reason}"
     window = sliding_window(loaded.model.config)
-    engine = ContinuousEngine(loaded.model, plan, end_ids=end_ids, static=static, window=window)
+    reuse = caches.of(IMPLEMENTATION) if caches else None
+    engine = ContinuousEngine(loaded.model, plan, end_ids=end_ids, static=static, window=window, reuse=reuse)
     return engine, "continuous batching over packed passes"
 
 

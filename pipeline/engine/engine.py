@@ -20,6 +20,7 @@ from pipeline.engine.base import Listener
 from pipeline.engine.forward import Forward
 from pipeline.engine.generate import NON_FINITE, Reply, Settings, generate
 from pipeline.engine.score import Scored, score
+from pipeline.engine.stages import Stages
 from pipeline.errors import OutOfMemory
 from pipeline.records import Decode, Generation, Plan, Request, Score
 
@@ -40,6 +41,8 @@ class ModelEngine:
         self._alone: deque[Request] = deque()
         self._refused: list[Generation] = []
         self._limits = RowLimits()
+        self.stages: Stages | None = None
+        """How documents come from the store and go there; None: they are always read."""
         self.listener: Listener | None = None
 
     def admit(self, requests: Sequence[Request]) -> None:
@@ -137,6 +140,9 @@ class ModelEngine:
         return failure
 
     def _replies(self, batch: Sequence[Request], settings: Settings) -> Sequence[Reply | Scored | _Error]:
+        staged = self.stages.replies(batch, self._end_ids, settings) if self.stages is not None else None
+        if staged is not None:
+            return staged
         prompts = [request.ids for request in batch]
         decodes = [request.ask for request in batch if isinstance(request.ask, Decode)]
         scores = [request.ask for request in batch if isinstance(request.ask, Score)]

@@ -90,14 +90,27 @@ class PackedModel:
     def read_prefix(self, ids: Sequence[int], chunk_tokens: int) -> Prefix:
         """Prefill a shared prefix once, in chunks."""
         prefix = Prefix(0)
-        for begin in range(0, len(ids), chunk_tokens):
-            tokens = list(ids[begin : begin + chunk_tokens])
-            current = Pass(len(tokens), filling=prefix, fresh=[self._fresh([(0, len(tokens))], None)])
-            if prefix.tokens:
-                current.prefixes.append((prefix, None))
-            self._call(tokens, range(begin, begin + len(tokens)), current, [len(tokens) - 1])
-            prefix.tokens += len(tokens)
+        while prefix.tokens < len(ids):
+            self.extend(prefix, ids[prefix.tokens : prefix.tokens + chunk_tokens])
         return prefix
+
+    def extend(self, prefix: Prefix, ids: Sequence[int]) -> None:
+        """Read ``ids`` behind ``prefix``, in one pass, and add them to it."""
+        tokens = list(ids)
+        current = Pass(len(tokens), filling=prefix, fresh=[self._fresh([(0, len(tokens))], None)])
+        if prefix.tokens:
+            current.prefixes.append((prefix, None))
+        self._call(tokens, range(prefix.tokens, prefix.tokens + len(tokens)), current, [len(tokens) - 1])
+        prefix.tokens += len(tokens)
+
+    def settle(self, row: Row) -> None:
+        """Copy the row's prefix into its slot, which must be empty: from then on it is the row's own."""
+        prefix, storage = row.prefix, row.storage
+        assert prefix is not None
+        assert storage is not None
+        for layer, (keys, values) in prefix.layers.items():
+            storage.fill(layer, row.slot, keys[0], values[0])
+        row.prefix, row.cached = None, prefix.tokens
 
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
         """One pass over ``feeds``; returns float32 logits (wanted, vocabulary), feed by feed in their order."""

@@ -30,6 +30,11 @@ class TokenSampler:
         index = min(int(torch.searchsorted(cumulative, point, right=True)), cumulative.numel() - 1)
         return int(tokens[index])
 
+    def skip(self, tokens: int) -> None:
+        """Draw what ``tokens`` chosen earlier had drawn."""
+        for _ in range(tokens):
+            torch.rand((), generator=self._generator, dtype=torch.float64)
+
 
 def sampler_for(sampling: Sampling | None) -> TokenSampler | None:
     """A sampler, or None where the choice is greedy (no sampling, or a temperature of zero)."""

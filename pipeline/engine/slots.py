@@ -64,6 +64,11 @@ class SlotClass:
         self._room(self._keys, layer, keys)[slots, :, columns] = keys.transpose(0, 1)
         self._room(self._values, layer, values)[slots, :, columns] = values.transpose(0, 1)
 
+    def fill(self, layer: int, slot: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Put (G, n, D) into the first n columns of a slot."""
+        self._room(self._keys, layer, keys)[slot, :, : keys.shape[1]] = keys
+        self._room(self._values, layer, values)[slot, :, : values.shape[1]] = values
+
     def read(self, layer: int, slots: torch.Tensor, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
         """(n, G, columns, D) of keys and of values: a view where the slots are the lowest n in order, else a copy."""
         keys, values = self._keys[layer], self._values[layer]

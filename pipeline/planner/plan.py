@@ -19,14 +19,6 @@ from pipeline.records import Plan
 _LEAST_TOKENS = 512
 
 
-def choose_layout() -> Literal["instructions_first", "document_first"]:
-    """What ``layout: auto`` means: instructions first, so that a task's prompts share their beginning.
-
-    Document first pays when several tasks read one stored cache, and waits for the store.
-    """
-    return "instructions_first"
-
-
 def make_plan(config: Config, shape: ModelShape, hardware: Hardware, resolved: Mapping[str, Any]) -> Plan:
     """Decide batch shape, KV placement and context. ``resolved`` holds dtype and layout. Raises DoesNotFit or ConfigError."""
     return plan_of(config, shape, hardware, resolved, decide(shape, usable(config, hardware), wish_of(config, shape, resolved)))
@@ -47,9 +39,7 @@ def wish_of(
     config: Config, shape: ModelShape, resolved: Mapping[str, Any], *, process_bytes: int = PROCESS_BYTES, stored_dtype: str | None = None
 ) -> Wish:  # fmt: skip
     """What the configuration asks for. Raises ConfigError."""
-    if config.kv_cache.placement == "disk":
-        raise ConfigError("kv_cache.placement: disk is not available in this version; use offloaded (host RAM), or auto")
-    asked = {"auto": None, "device": "device", "offloaded": "ram"}[config.kv_cache.placement]
+    asked = {"auto": None, "device": "device", "offloaded": "ram", "disk": "disk"}[config.kv_cache.placement]
     return Wish(
         quantization=config.model.quantization,
         dtype=str(resolved["dtype"]),

@@ -20,9 +20,9 @@ import numpy.typing as npt
 
 from pipeline.errors import LedgerError, UsageError
 from pipeline.quality.features import Features, Reduced, reduced, standardized
-from pipeline.quality.fitting import Linear, Selection, candidates, select, self_trained
+from pipeline.quality.fitting import Linear, Selection, candidates, one_thread, select, self_trained
 from pipeline.quality.metrics import expected_calibration_error
-from pipeline.quality.scores import Floats, blocks, extra, has_extra, label_numbers, log_softmax, matrix, normalized
+from pipeline.quality.scores import Floats, blocks, has_extra, label_numbers, log_softmax, matrix, normalized
 from pipeline.quality.shares import expected, mean_offsets, share_offsets
 
 FORMAT = 1
@@ -159,7 +159,7 @@ def calibrate(
     """The calibration of a run's ``scores``, natural logs, (documents, labels).
 
     ``gold`` maps rows to their true labels; ``auto`` uses it when there is one and the batch otherwise. A gold set that is too small to fit
-    and test anything falls back to the batch, with a note. ``features`` hold at least those of the gold documents.
+    and test anything falls back to what is done without one, with a note. ``features`` hold at least those of the gold documents.
     Deterministic in its arguments. Raises UsageError.
     """
     rows = matrix(scores, labels)
@@ -172,17 +172,17 @@ def calibrate(
         return _self_trained(rows, over_batch, features, expected_shares)
     gold = dict(sorted((gold or {}).items()))
     numbers = label_numbers(list(gold.values()), labels)
-    too_small = _too_small(len(gold), len(np.unique(numbers)))
-    if too_small:
-        return replace(over_batch, gold=len(gold), notes=(too_small,))
+    if reason := too_small(len(gold), len(np.unique(numbers))):
+        teaches = method == "auto" and _can_teach(features, len(labels))
+        without = _self_trained(rows, over_batch, features, expected_shares) if teaches else over_batch
+        return replace(without, gold=len(gold), notes=(*without.notes, reason))
     places = _places(gold, len(rows))
     scale = _scale(rows, over_batch)
     evidence = (normalized(rows[places]) + np.array(over_batch.bias)) / scale
     states = None if features is None else reduced(features, places)
     # In the order of their names, so that the folds, and by them the choice, do not depend on the order in which labels are listed.
     by_name = np.array(sorted(range(len(labels)), key=labels.__getitem__))
-    # Hundreds of fits of a few hundred numbers each: threads would only wait for each other.
-    with extra("threadpoolctl").threadpool_limits(limits=1):
+    with one_thread():
         found = select(
             evidence[:, by_name] if states is None else np.hstack([evidence[:, by_name], states.values]),
             np.argsort(by_name)[numbers],
@@ -231,7 +231,7 @@ def _self_trained(rows: Floats, over_batch: Calibration, features: Features | No
     if features is None or states is None:
         return replace(over_batch, notes=("the model's states were not kept, so nothing could be taught by them",))
     common = np.full(len(over_batch.labels), 1 / len(over_batch.labels)) if shares is None else expected(shares, over_batch.labels)
-    with extra("threadpoolctl").threadpool_limits(limits=1):
+    with one_thread():
         found = self_trained(over_batch.log_probabilities(rows[features.places]), states.values, common)
     weights, moved = states.back(found.weights)
     return replace(
@@ -244,10 +244,20 @@ def _self_trained(rows: Floats, over_batch: Calibration, features: Features | No
     )
 
 
-def _too_small(count: int, different: int) -> str:
+def too_small(count: int, different: int) -> str:
+    """Why ``count`` gold labels, ``different`` ones among them, are not fitted on; "" where they are."""
     if count < LEAST_GOLD:
         return f"the gold set of {count} documents is too small to fit and test a calibration (at least {LEAST_GOLD}): not used for it"
     return "" if different > 1 else "all gold documents have one label, from which nothing can be fitted: not used for calibration"
+
+
+def _without_gold(labels: Sequence[str], numbers: npt.NDArray[np.int64]) -> tuple[str, ...]:
+    """What cross-validation cannot show: documents of a label that the gold set lacks are never in its tests."""
+    missing = [repr(label) for place, label in enumerate(labels) if place not in set(numbers.tolist())]
+    if not missing:
+        return ()
+    named = ", ".join(missing[:5]) + (f" and {len(missing) - 5:,} more" if len(missing) > 5 else "")
+    return (f"no gold document has the label {named}: it may never be given, and the accuracy says nothing about it",)
 
 
 def _places(gold: Mapping[int, str], row_count: int) -> npt.NDArray[np.int64]:
@@ -300,6 +310,7 @@ def _fitted(
         weights=_rows(weights),
         bias=tuple(bias.tolist()),
         gold=len(numbers),
+        notes=_without_gold(over_batch.labels, numbers),
         cross_validation=checked,
         tried=found.losses,
         feature_weights=_rows(on_features) if on_features.size else (),

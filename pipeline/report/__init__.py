@@ -27,7 +27,7 @@ __all__ = ["build_report", "render_markdown", "write_report"]
 _SHOWN_REJECTS = 20
 _SEEN_AT_ONCE = 1000
 _OF_A_RESULT = ("state", "value", "finish_reason", "probabilities", "scores", "features")
-_RUN_FACTS = ("plan", "loaded", "waiting", "peaks", "versions", "model", "notes", "config")
+_RUN_FACTS = ("plan", "loaded", "waiting", "peaks", "store", "versions", "model", "notes", "config")
 
 
 def build_report(ledger: Ledger, directory: Path | None = None) -> dict[str, Any]:
@@ -39,12 +39,8 @@ def build_report(ledger: Ledger, directory: Path | None = None) -> dict[str, Any
         "clashes": [{"id": name, "texts": texts} for name, texts in ledger.clashing_ids()],
         "read_completely": status.read_completely, "complete": status.complete,
     }  # fmt: skip
-    reasons: Mapping[str, str] = next(
-        (run["facts"]["calibration"] for run in reversed(runs) if run["facts"].get("calibration") is not None), {}
-    )
-    tasks = {
-        task.job.name: _task(ledger, task, status.tasks[task.job.name], reasons.get(task.job.name)) for task in ledger.tasks()
-    }  # fmt: skip
+    judged = next((run for run in reversed(runs) if run["facts"].get("calibration") is not None), None)
+    tasks = {task.job.name: _task(ledger, task, status.tasks[task.job.name], _reason(ledger, task, judged)) for task in ledger.tasks()}
     facts = {
         "format": 1, "inputs": inputs, "rejects": _rejects(ledger.rejects()), "tasks": tasks,
         "runs": [_run(run) for run in runs], **_loaded(runs), "outcome": _outcome(runs),
@@ -64,6 +60,15 @@ def write_report(ledger: Ledger, directory: Path) -> None:
     with replace_file(directory / "rejects.jsonl", private=True) as stream:
         for reject in ledger.rejects():
             stream.write(json.dumps(reject).encode("ascii") + b"\n")
+
+
+def _reason(ledger: Ledger, task: TaskRow, run: Mapping[str, Any] | None) -> str | None:
+    """What ``run`` says about why the task's labels could not be calibrated; nothing once a person has calibrated them since."""
+    kept = ledger.views(task.job.name)
+    if run is None or (kept and kept[-1].facts.get("by") == "command" and kept[-1].created_at > (run["ended_at"] or 0)):
+        return None
+    reason: str | None = run["facts"]["calibration"].get(task.job.name)
+    return reason
 
 
 def _task(ledger: Ledger, task: TaskRow, states: Mapping[str, int], reason: str | None) -> dict[str, Any]:

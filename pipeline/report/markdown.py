@@ -184,6 +184,7 @@ def _machine(report: Mapping[str, Any]) -> list[str]:
     if waiting:
         share = f"{waiting['waited_seconds'] / waiting['seconds']:.1%}"
         lines += [f"The loaded model waited for work {share} of {_duration(waiting['seconds'])}.", ""]
+    lines += _store(report.get("store"))
     notes = report["notes"] or ()
     if notes:
         lines += ["Notes:", "", *(f"- {escape(note, 400)}" for note in notes), ""]
@@ -210,6 +211,28 @@ def _quantity(value: float | None, unit: str) -> str:
 
 def _ratio(ratio: float | None) -> str:
     return "" if ratio is None else f"{ratio:.2f}"
+
+
+def _store(store: Mapping[str, Any] | None) -> list[str]:
+    """What persisted caches did for the run."""
+    if not store:
+        return []
+    parts = [
+        ("loaded", "loaded"),
+        ("shared", "shared in memory"),
+        ("recomputed", "recomputed"),
+        ("computed", "not there yet"),
+        ("stored", "stored"),
+    ]
+    counts = ", ".join(f"{words} {store[name]:,}" for name, words in parts if store.get(name))
+    saved = f": {_duration(store['saved_seconds'])} saved" if store.get("saved_seconds", 0) > 0 else ""
+    lines = [f"Caches of documents and instructions: {counts or 'none'}{saved}.", ""]
+    warnings = {name: count for name, count in store.get("warnings", {}).items() if count}
+    if warnings:
+        lines += [f"**The KV store met with trouble, which cost time and no answers:** {_fact(warnings)}.", ""]
+    if store.get("declined"):
+        lines += [f"Caches that were not stored: {_fact(store['declined'])}.", ""]
+    return lines + [f"{escape(note, 400)}" for note in store.get("notes", ())]
 
 
 def _fact(value: Any) -> str:

@@ -71,7 +71,10 @@ def test_answers_behind_a_damaged_place_are_not_lost(tmp_path: Path) -> None:
     again = night.run()
     assert again.returncode == 3
     assert "could not be read to their end" in again.stderr + again.stdout or not night.status()["complete"]
-    assert night.export() == before
+    after = night.export()
+    assert {row.pop("topic_calibration") for row in after} == {"view 2: self_training (not final)"}  # more documents may turn up
+    assert {row.pop("topic_calibration") for row in before} == {"view 1: self_training"}
+    assert after == before
 
 
 def test_a_model_that_never_loads_ends_with_a_sentence(tmp_path: Path) -> None:

@@ -81,11 +81,20 @@ def test_a_changed_word_is_refused_shown_and_forked(tmp_path: Path) -> None:
 
 
 def test_an_added_task_just_runs(tmp_path: Path) -> None:
-    first = ANight(tmp_path / "night", ROWS, tasks=[LABEL])
+    fixed: dict[str, Any] = {"generation": {"layout": "instructions_first"}}  # auto would mean another one for two tasks begun together
+    first = ANight(tmp_path / "night", ROWS, tasks=[LABEL], extra=fixed)
     assert finished(first) == {"topic/1": 14}
-    both = ANight(tmp_path / "night", ROWS)
+    both = ANight(tmp_path / "night", ROWS, extra=fixed)
     assert finished(both) == {"summary/1": 14}
-    assert both.export() == fresh(tmp_path / "fresh", ROWS)
+    together = ANight(tmp_path / "fresh", ROWS, extra=fixed)
+    finished(together)
+    assert both.export() == together.export()
+
+
+def test_auto_layout_stays_what_it_was_when_a_task_is_added(tmp_path: Path) -> None:
+    alone = ANight(tmp_path / "night", ROWS, tasks=[LABEL])
+    assert finished(alone) == {"topic/1": 14}
+    assert finished(ANight(tmp_path / "night", ROWS)) == {"summary/1": 14}  # the first one is not refused, nor done again
 
 
 def test_speed_settings_change_nothing(tmp_path: Path) -> None:

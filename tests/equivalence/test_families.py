@@ -30,6 +30,8 @@ PATHS = {
     "small batches": dataclasses.replace(WIDE, batch_tokens=300),
     "offloaded": dataclasses.replace(WIDE, placement="offloaded", prefill_chunk_tokens=130),
     "offloaded in small chunks": dataclasses.replace(WIDE, placement="offloaded", prefill_chunk_tokens=16),
+    "disk": dataclasses.replace(WIDE, placement="disk", prefill_chunk_tokens=130),
+    "disk in small chunks": dataclasses.replace(WIDE, placement="disk", prefill_chunk_tokens=16),
 }
 _MARKED = [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in FAMILIES]
 families = pytest.mark.parametrize("family", _MARKED)

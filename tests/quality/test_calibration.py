@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from threadpoolctl import threadpool_info
 
 from pipeline.errors import LedgerError, UsageError
 from pipeline.quality.calibration import Calibration, calibrate, yes_no
 from pipeline.quality.features import Features
+from pipeline.quality.fitting import one_thread
 from pipeline.quality.metrics import expected_calibration_error
 from pipeline.quality.scores import log_softmax
 from tests.quality.tables import LABELS, drawn, gold_of
@@ -311,3 +313,34 @@ def test_the_package_and_applying_a_calibration_import_neither_torch_nor_scikit_
         "print([name for name in ('torch', 'transformers', 'sklearn', 'scipy', 'matplotlib') if name in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+
+
+def test_fits_run_on_one_thread() -> None:
+    with one_thread():
+        assert {pool["num_threads"] for pool in threadpool_info()} == {1}
+
+
+def test_few_gold_documents_of_many_labels() -> None:
+    labels = [f"label {number}" for number in range(40)]
+    generator = np.random.default_rng(5)
+    gold = generator.integers(0, 40, size=300)
+    scores = generator.normal(size=(300, 40)) + 3 * np.eye(40)[gold]
+    states = (generator.normal(size=(40, 30))[gold] + generator.normal(size=(300, 30))).astype(np.float32)
+    chosen = {place: labels[gold[place]] for place in range(60)}
+    found = calibrate(scores, labels, gold=chosen, features=Features(np.arange(300), states))
+    odds = np.exp(found.log_probabilities(scores, states if found.feature_count else None))
+    assert np.allclose(odds.sum(axis=1), 1)
+    assert (odds.argmax(axis=1) == gold)[60:].mean() > 0.5
+
+
+def test_the_same_text_under_two_ids_is_not_in_its_own_test() -> None:
+    """States that say nothing of the label, but know a document again: only copies that are kept together show that."""
+    generator = np.random.default_rng(9)
+    gold = np.repeat(generator.integers(0, 4, size=60), 2)
+    scores = np.repeat(generator.normal(size=(60, 4)), 2, axis=0)
+    states = np.repeat(generator.normal(size=(60, 40)), 2, axis=0).astype(np.float32)
+    found = calibrate(scores, LABELS, gold=gold_of(gold, range(120)), features=Features(np.arange(120), states))
+    assert found.cross_validation is not None
+    assert found.cross_validation.accuracy < 0.5
+    alike = np.zeros((20, 4))  # nothing to tell documents apart by: the folds stay
+    assert calibrate(alike, LABELS, gold=gold_of(gold, range(20))).cross_validation is not None

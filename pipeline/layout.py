@@ -1,0 +1,59 @@
+"""What ``layout: auto`` means: whether prompts begin with the instructions or with the document. Pure arithmetic on the configuration.
+
+Instructions first: all prompts of a task share their beginning, which is read once; each task reads each document. Document first:
+all tasks share the reading of a document; each reads its instructions again for each document. With n questions about documents of D
+tokens and instructions of I tokens each, the first costs n x D and the second D + n x I a document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from pipeline.config import Config, LabelTask, TaskConfig
+
+Layout = Literal["instructions_first", "document_first"]
+
+# What a document is taken for, before one is read: shorter than most, so that the choice errs on the side of the instructions.
+_DOCUMENT_TOKENS = 400
+_CHARACTERS_PER_TOKEN = 4
+_OWN_WORDS_TOKENS = 40  # the program's own words around instructions, and the template's
+
+
+def choose_layout(config: Config) -> Layout:
+    """Document first where several questions, or a store that keeps every document for later ones, make it pay."""
+    store = config.kv_cache.store
+    if not store.quota or store.documents == "never":
+        return "instructions_first"
+    instructions = [tokens for task in config.tasks for tokens in _instructions_tokens(task)]
+    if store.documents == "always":  # another question like these will come
+        instructions.append(max(instructions))
+    questions = len(instructions)
+    saved = (questions - 1) * _DOCUMENT_TOKENS
+    return "document_first" if saved > sum(instructions) else "instructions_first"
+
+
+def _instructions_tokens(task: TaskConfig) -> Iterator[int]:
+    """About how many tokens each question of a task adds to a document."""
+    own = {name: value for name, value in task.model_dump(mode="json").items() if name not in ("name", "kind")}
+    shown = isinstance(task, LabelTask) and (task.examples is not None or task.examples_per_label is not None)
+    examples_tokens = task.examples_tokens if isinstance(task, LabelTask) and shown else 0
+    if isinstance(task, LabelTask) and task.multi:
+        labels = own.pop("labels")
+        for label, about in labels.items():
+            yield _tokens([own, label, about]) + examples_tokens
+    else:
+        yield _tokens(own) + examples_tokens
+
+
+def _tokens(value: Any) -> int:
+    return _OWN_WORDS_TOKENS + _characters(value) // _CHARACTERS_PER_TOKEN
+
+
+def _characters(value: Any) -> int:
+    """Of all texts in it, keys included."""
+    if isinstance(value, dict):
+        return sum(_characters(key) + _characters(inner) for key, inner in value.items())
+    if isinstance(value, list | tuple):
+        return sum(map(_characters, value))
+    return len(value) if isinstance(value, str) else 0

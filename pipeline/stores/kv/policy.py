@@ -1,0 +1,59 @@
+"""Which entries make room for another: pure arithmetic on facts, no files.
+
+An entry is worth the seconds that computing it took, for each byte that it takes; half of that for every week in which nobody
+used it. Kinds are ranked: a document gives way to a shared prefix, and both to the checkpoint of an unfinished document, never the
+other way round. Among its own kind a newcomer displaces only what is clearly worth less: without that, a collection slightly
+larger than the store would push out each entry just before it is wanted again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pipeline.stores.kv.manifest import Kind
+
+_RANK: dict[Kind, int] = {"document": 0, "prefix": 1, "checkpoint": 2}
+HALF_LIFE_SECONDS = 7 * 86_400.0
+ABANDONED_SECONDS = 7 * 86_400.0
+CLEARLY = 1.25
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the choice depends on. ``seconds``: what computing took; ``last_used``: seconds since the epoch."""
+
+    entry_id: str
+    kind: Kind
+    size_bytes: int
+    seconds: float
+    last_used: float
+
+    def worth(self, now: float) -> float:
+        """Seconds saved for each byte, halved for each week without use."""
+        age_seconds = max(0.0, now - self.last_used)
+        return self.seconds * math.exp2(-age_seconds / HALF_LIFE_SECONDS) / max(1, self.size_bytes)
+
+
+def choose_victims(held: Iterable[Facts], needed_bytes: int, now: float, newcomer: Facts | None = None) -> Sequence[Facts] | None:
+    """Entries to remove, least worth first, so that ``needed_bytes`` become free; None if ``newcomer`` may not have that much.
+
+    Without a newcomer (the quota was cut) every entry may go, checkpoints last.
+    """
+    candidates = [facts for facts in held if newcomer is None or _gives_way(facts, newcomer, now)]
+    chosen: list[Facts] = []
+    for facts in sorted(candidates, key=lambda facts: (_RANK[facts.kind], facts.worth(now), facts.entry_id)):
+        if needed_bytes <= 0:
+            break
+        chosen.append(facts)
+        needed_bytes -= facts.size_bytes
+    return None if needed_bytes > 0 and newcomer is not None else chosen
+
+
+def _gives_way(facts: Facts, newcomer: Facts, now: float) -> bool:
+    if facts.kind != newcomer.kind:
+        return _RANK[facts.kind] < _RANK[newcomer.kind]
+    if facts.kind == "checkpoint":  # only what nobody came back for
+        return now - facts.last_used > ABANDONED_SECONDS
+    return facts.worth(now) * CLEARLY < newcomer.worth(now)

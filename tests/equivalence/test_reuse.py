@@ -1,0 +1,260 @@
+"""Whatever a beginning of a prompt comes from (memory, disk, a checkpoint, nowhere), the answer is the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.config import StoreConfig
+from pipeline.engine.attention import IMPLEMENTATION
+from pipeline.engine.continuous import ContinuousEngine
+from pipeline.engine.reuse import Reuse
+from pipeline.engine.shelf import Shelf
+from pipeline.engine.support import sliding_window, unsupported
+from pipeline.records import Decode, Generation, Plan, Request, Score
+from pipeline.stores.kv.store import KvStore
+from tests.equivalence.equality import assert_equal_texts, reference_scores, reference_text
+from tests.equivalence.families import prompts, tiny_model
+from tests.equivalence.test_families import CONTINUATIONS, END_IDS
+from tests.equivalence.test_packed import Watched
+
+PLAN = Plan("float32", "none", "device", "document_first", 512, 4, 10_000, 100, 1)
+HEAD = prompts((9,), seed=3)[0]
+DOCUMENTS = prompts((70, 130, 90, 250), seed=4)
+QUESTIONS = prompts((5, 12, 7), seed=5)
+PACKED = ("llama (GQA)", "qwen3", "gpt_neox (MHA)", "mixtral (MoE)")
+NEW_TOKENS = 20
+
+
+@contextmanager
+def shelf_in(folder: Path, documents: str = "always", **settings: Any) -> Iterator[Shelf]:
+    config = StoreConfig.model_validate({"documents": documents, "keep_free": 0, **settings})
+    shelf = Shelf(KvStore(folder, quota_bytes=config.quota, storage_format=config.format, free_floor_bytes=0), config)
+    try:
+        yield shelf
+    finally:
+        shelf.close()
+
+
+def asked(
+    question: int, number: int, ask: Decode | Score, documents: Sequence[tuple[int, ...]] = DOCUMENTS, awaited: int = 0
+) -> list[Request]:
+    return [
+        Request(number + place, (*HEAD, *document, *QUESTIONS[question]), ask, len(HEAD), len(document), awaited)
+        for place, document in enumerate(documents)
+    ]
+
+
+def answers(model: Any, shelf: Shelf | None, requests: Sequence[Request], name: str = "llama", plan: Plan = PLAN) -> list[Generation]:
+    reuse = Reuse(shelf, {"model": name, "attention": IMPLEMENTATION}) if shelf else None
+    static = Watched(model, plan, end_ids=END_IDS, pad_id=0)
+    engine = ContinuousEngine(model, plan, end_ids=END_IDS, static=static, window=sliding_window(model.config), reuse=reuse)
+    return answers_of(engine, model, static, shelf, requests)
+
+
+def answers_of(engine: ContinuousEngine, model: Any, static: Watched, shelf: Shelf | None, requests: Sequence[Request]) -> list[Generation]:
+    engine.admit(requests)
+    done: list[Generation] = []
+    while not engine.idle:
+        done += engine.step()
+    model.set_attn_implementation("sdpa")
+    assert [generation.error for generation in done] == [None] * len(requests)
+    assert not static.handed
+    assert not engine._documents._held
+    assert not engine._documents.columns
+    if shelf:
+        shelf.writer.flush()
+    return sorted(done, key=lambda generation: generation.request_id)
+
+
+def check_scores(model: Any, requests: Sequence[Request], done: Sequence[Generation]) -> None:
+    expected = torch.tensor([reference_scores(model, request.ids, CONTINUATIONS) for request in requests])
+    torch.testing.assert_close(torch.tensor([generation.scores for generation in done]), expected, atol=2e-4, rtol=1e-5)
+
+
+def check_texts(model: Any, requests: Sequence[Request], done: Sequence[Generation], end_ids: Sequence[int] = END_IDS) -> None:
+    texts = [reference_text(model, request.ids, end_ids, NEW_TOKENS) for request in requests]
+    assert assert_equal_texts(texts, [generation.token_ids for generation in done]) <= 1
+
+
+@pytest.mark.parametrize("family", PACKED)
+def test_a_second_task_in_another_process_loads_what_the_first_has_read(family: str, tmp_path: Path) -> None:
+    model = tiny_model(family)
+    assert unsupported(model, PLAN) is None
+    first, second, third = asked(0, 0, Score(CONTINUATIONS)), asked(1, 10, Score(CONTINUATIONS)), asked(2, 20, Decode(NEW_TOKENS))
+    with shelf_in(tmp_path) as shelf:
+        check_scores(model, first, answers(model, shelf, first))
+        assert shelf.tally.loaded == 0
+        assert shelf.store.counters.stored == len(DOCUMENTS)
+    with shelf_in(tmp_path) as shelf:
+        check_scores(model, second, answers(model, shelf, second))
+        assert (shelf.tally.loaded, shelf.tally.computed_tokens) == (len(DOCUMENTS), 0)
+        check_texts(model, third, answers(model, shelf, third))
+        assert (shelf.tally.loaded, shelf.tally.computed_tokens) == (2 * len(DOCUMENTS), 0)
+        assert shelf.store.counters.stored == 0
+
+
+def test_batches_mix_documents_that_are_there_and_documents_that_are_not(tmp_path: Path) -> None:
+    model = tiny_model("llama (GQA)")
+    with shelf_in(tmp_path) as shelf:
+        answers(model, shelf, asked(0, 0, Score(CONTINUATIONS), DOCUMENTS[:2]))
+        mixed = [*asked(1, 10, Decode(NEW_TOKENS)), *asked(2, 20, Decode(NEW_TOKENS))]
+        done = answers(model, shelf, mixed)
+        check_texts(model, mixed, done)
+        assert max(generation.batch_rows for generation in done) > 1
+        assert shelf.tally.loaded == 2
+        assert shelf.tally.shared == len(DOCUMENTS)
+
+
+def test_several_questions_share_a_document_in_memory_without_a_store() -> None:
+    model = tiny_model("llama (GQA)")
+    requests = [request for question in range(3) for request in asked(question, 10 * question, Score(CONTINUATIONS))]
+    check_scores(model, requests, answers(model, None, requests))
+
+
+def test_only_what_this_run_will_ask_again_is_stored(tmp_path: Path) -> None:
+    model = tiny_model("llama (GQA)")
+    long = prompts((300, 310), seed=6)
+    with shelf_in(tmp_path, "auto") as shelf:
+        answers(model, shelf, asked(0, 0, Score(CONTINUATIONS), long))
+        assert shelf.store.counters.stored == 0
+        answers(model, shelf, asked(0, 0, Score(CONTINUATIONS), long, awaited=1))
+        assert shelf.store.counters.stored == 2
+    with shelf_in(tmp_path, "never") as shelf:
+        answers(model, shelf, asked(0, 0, Score(CONTINUATIONS), prompts((300,), seed=7), awaited=1))
+        assert shelf.store.counters.stored == 0
+
+
+def test_another_models_cache_is_never_taken(tmp_path: Path) -> None:
+    model, other = tiny_model("llama (GQA)"), tiny_model("llama (GQA)", seed=1)
+    requests = asked(0, 0, Score(CONTINUATIONS))
+    with shelf_in(tmp_path) as shelf:
+        answers(model, shelf, requests, "one")
+        check_scores(other, requests, answers(other, shelf, requests, "other"))
+        assert shelf.tally.loaded == 0
+        with pytest.raises(AssertionError):  # negative control: under one name the wrong numbers would be seen
+            check_scores(other, requests, answers(other, shelf, asked(0, 30, Score(CONTINUATIONS)), "one"))
+        assert shelf.tally.loaded == len(DOCUMENTS)
+
+
+def test_instructions_are_read_once_for_all_starts(tmp_path: Path) -> None:
+    model = tiny_model("llama (GQA)")
+    shared = prompts((80,), seed=8)[0]
+    requests = [Request(number, (*shared, *own), Score(CONTINUATIONS), len(shared), len(own) - 1) for number, own in enumerate(DOCUMENTS)]
+    for start in range(2):
+        with shelf_in(tmp_path, "never") as shelf:
+            check_scores(model, requests, answers(model, shelf, requests))
+            assert (shelf.store.counters.stored, shelf.tally.loaded) == ((1, 0), (0, 1))[start]
+
+
+def test_a_disk_that_is_slower_than_computing_is_left_alone(tmp_path: Path) -> None:
+    model = tiny_model("llama (GQA)")
+    requests = asked(0, 0, Score(CONTINUATIONS))
+    with shelf_in(tmp_path) as shelf:
+        answers(model, shelf, requests)
+        shelf.store.speeds.read(1 << 20, 1e6)
+        check_scores(model, requests, answers(model, shelf, requests))
+        assert (shelf.tally.loaded, shelf.tally.recomputed) == (0, len(DOCUMENTS))
+
+
+@pytest.mark.parametrize("at", [0.1, 0.5, 0.9])
+def test_a_long_document_goes_on_where_it_was(tmp_path: Path, at: float) -> None:
+    """The engine is left in the middle, as by a crash; another one goes on from its last checkpoint, in the text too."""
+    model = tiny_model("llama (GQA)")
+    plan = dataclasses.replace(PLAN, prefill_chunk_tokens=32)
+    (request,) = asked(0, 0, Decode(NEW_TOKENS), prompts((400,), seed=9))
+    steps = 0
+
+    def engine_on(shelf: Shelf) -> tuple[ContinuousEngine, Watched]:
+        shelf.computed(1000, 1000.0)  # a slow model: everything is long
+        reuse, static = Reuse(shelf, {"model": "llama", "attention": IMPLEMENTATION}), Watched(model, plan, end_ids=(), pad_id=0)
+        return ContinuousEngine(model, plan, end_ids=(), static=static, window=None, reuse=reuse), static
+
+    with shelf_in(tmp_path, "auto", checkpoint_seconds=1e-6) as shelf:
+        engine, _ = engine_on(shelf)
+        engine.admit([request])
+        while steps < at * NEW_TOKENS:
+            engine.step()
+            shelf.writer.flush()
+            steps += 1
+    with shelf_in(tmp_path, "auto", checkpoint_seconds=1e-6) as shelf:
+        engine, static = engine_on(shelf)
+        done = answers_of(engine, model, static, shelf, [request])
+        check_texts(model, [request], done, ())
+        assert shelf.tally.resumed == 1
+        assert shelf.tally.computed_tokens == 1000  # nothing of the document was read again
+        assert shelf.tally.resumed_text_tokens == steps
+        assert shelf.store.used_bytes() < 100_000  # and nothing of it is left
+
+
+def _flip(path: Path, chance: random.Random) -> None:
+    data = bytearray(path.read_bytes())
+    data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+    path.write_bytes(data)
+
+
+def _cut(path: Path, chance: random.Random) -> None:
+    with path.open("r+b") as stream:
+        stream.truncate(chance.randrange(path.stat().st_size))
+
+
+@pytest.mark.parametrize("harm", [_flip, _cut])
+def test_damage_costs_time_and_no_answer(harm: Any, tmp_path: Path) -> None:
+    """Every file of the store is harmed in turn, anywhere in it."""
+    model, chance = tiny_model("llama (GQA)"), random.Random(7)
+    requests = asked(0, 0, Score(CONTINUATIONS), DOCUMENTS[:1])
+    for _ in range(10):
+        with shelf_in(tmp_path) as shelf:
+            answers(model, shelf, requests)
+        harmed = chance.choice(sorted((tmp_path / "v1" / "entries").rglob("*.*")))
+        harm(harmed, chance)
+        with shelf_in(tmp_path) as shelf:
+            check_scores(model, requests, answers(model, shelf, requests))
+            assert shelf.tally.loaded == 0
+            assert sum(shelf.store.counters.warnings.values()) >= 1
+            assert shelf.store.counters.stored == 1  # whole again
+
+
+def test_a_foreign_models_file_under_the_right_name(tmp_path: Path) -> None:
+    model, other = tiny_model("llama (GQA)"), tiny_model("llama (GQA)", seed=1)
+    requests = asked(0, 0, Score(CONTINUATIONS), DOCUMENTS[:1])
+    for name, one in (("ours", model), ("theirs", other)):
+        with shelf_in(tmp_path / name) as shelf:
+            answers(one, shelf, requests, name)
+    (ours,), (theirs,) = (list((tmp_path / name / "v1" / "entries").iterdir()) for name in ("ours", "theirs"))
+    (tensors,) = theirs.glob("*.safetensors")
+    shutil.copy(tensors, ours / tensors.name)
+    with shelf_in(tmp_path / "ours") as shelf:
+        check_scores(model, requests, answers(model, shelf, requests, "ours"))
+        assert shelf.tally.loaded == 0
+        assert shelf.store.counters.warnings["damaged"] == 1
+
+
+def test_a_quota_cut_in_half_between_runs_holds(tmp_path: Path) -> None:
+    model = tiny_model("llama (GQA)")
+    requests = asked(0, 0, Score(CONTINUATIONS))
+    with shelf_in(tmp_path) as shelf:
+        answers(model, shelf, requests)
+        used = shelf.store.used_bytes()
+    with shelf_in(tmp_path, quota=used // 2) as shelf:
+        assert shelf.store.used_bytes() <= used // 2
+        check_scores(model, requests, answers(model, shelf, requests))
+        assert shelf.store.used_bytes() <= used // 2
+        assert 0 < shelf.tally.loaded < len(DOCUMENTS)
+
+
+def test_two_processes_on_one_store(tmp_path: Path) -> None:
+    model = tiny_model("llama (GQA)")
+    with shelf_in(tmp_path) as one, shelf_in(tmp_path) as two:
+        answers(model, one, asked(0, 0, Score(CONTINUATIONS)))
+        requests = asked(1, 10, Score(CONTINUATIONS))
+        check_scores(model, requests, answers(model, two, requests))
+        assert (two.tally.loaded, two.store.counters.stored) == (len(DOCUMENTS), 0)

@@ -1,0 +1,114 @@
+"""Static batches with the store: every family's cache is taken apart, stored, loaded by another process and put together again."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.engine.engine import ModelEngine
+from pipeline.engine.forward import Forward
+from pipeline.engine.reuse import Reuse
+from pipeline.engine.shelf import Shelf
+from pipeline.engine.stages import Stages, not_reusable
+from pipeline.records import Decode, Generation, Request, Score
+from tests.equivalence.equality import assert_equal_texts, reference_scores, reference_text
+from tests.equivalence.families import FAMILIES, RECURRENT, prompts, tiny_model
+from tests.equivalence.test_families import CONTINUATIONS, END_IDS
+from tests.equivalence.test_reuse import DOCUMENTS, NEW_TOKENS, PLAN, asked, shelf_in
+
+MUST_PASS = (
+    "llama (GQA)", "qwen3", "mistral (sliding window)", "gemma3 (sliding and full)", "gpt_neox (MHA)", "falcon (MQA)", "mixtral (MoE)",
+    "qwen3_next (hybrid)",
+)  # fmt: skip
+families = pytest.mark.parametrize("family", [pytest.param(name, marks=() if name in MUST_PASS else pytest.mark.full) for name in FAMILIES])
+
+
+def answers(model: Any, shelf: Shelf, requests: list[Request], **plan: Any) -> list[Generation]:
+    made = dataclasses.replace(PLAN, max_batch_rows=8, **plan)
+    engine = ModelEngine(model, made, end_ids=END_IDS, pad_id=0)
+    engine.stages = Stages(Forward(model), Reuse(shelf, {"model": "tiny"}), 400)
+    engine.admit(requests)
+    done: list[Generation] = []
+    while not engine.idle:
+        done += engine.step()
+    shelf.writer.flush()
+    assert [generation.error for generation in done] == [None] * len(requests)
+    return sorted(done, key=lambda generation: generation.request_id)
+
+
+@families
+def test_all_families_are_found_reusable(family: str) -> None:
+    assert not_reusable(tiny_model(family), "float32") is None
+
+
+@families
+@pytest.mark.parametrize("placement", ["device", "offloaded"])
+def test_answers_from_stored_caches(family: str, placement: str, tmp_path: Path) -> None:
+    """Documents of 70 to 250 tokens: far past the windows of 16."""
+    model = tiny_model(family)
+    texts, scores = asked(0, 0, Decode(NEW_TOKENS)), asked(1, 10, Score(CONTINUATIONS))
+    with shelf_in(tmp_path) as shelf:
+        first = answers(model, shelf, texts, placement=placement)
+        assert shelf.store.counters.stored == len(DOCUMENTS)
+    with shelf_in(tmp_path) as shelf:
+        second = answers(model, shelf, texts, placement=placement)
+        scored = answers(model, shelf, scores, placement=placement)
+        assert (shelf.tally.loaded, shelf.tally.computed_tokens) == (2 * len(DOCUMENTS), 0)
+    expected = [reference_text(model, request.ids, END_IDS, NEW_TOKENS) for request in texts]
+    for done in (first, second):
+        assert assert_equal_texts(expected, [generation.token_ids for generation in done]) <= 1
+    if family not in RECURRENT:
+        assert max(generation.batch_rows for generation in second) > 1
+    wanted = torch.tensor([reference_scores(model, request.ids, CONTINUATIONS) for request in scores])
+    found = torch.tensor([generation.scores for generation in scored])
+    torch.testing.assert_close(found, wanted, atol=1e-3 if family in RECURRENT else 2e-4, rtol=1e-5)
+
+
+def test_rows_from_the_disk_and_rows_just_read_in_one_batch(tmp_path: Path) -> None:
+    model = tiny_model("mistral (sliding window)")
+    texts = asked(0, 0, Decode(NEW_TOKENS), prompts((90, 95, 100), seed=4))
+    with shelf_in(tmp_path) as shelf:
+        answers(model, shelf, texts[:1])
+    with shelf_in(tmp_path) as shelf:
+        done = answers(model, shelf, [*texts, *asked(1, 10, Decode(NEW_TOKENS), prompts((60,), seed=5))])
+        assert shelf.tally.loaded == 1
+    assert max(generation.batch_rows for generation in done) > 2
+    expected = [reference_text(model, request.ids, END_IDS, NEW_TOKENS) for request in texts]
+    assert assert_equal_texts(expected, [generation.token_ids for generation in done[:3]]) <= 1
+
+
+@pytest.mark.parametrize("family", ["mistral (sliding window)", "qwen3_next (hybrid)"])
+def test_reading_goes_on_from_a_checkpoint(family: str, tmp_path: Path) -> None:
+    model = tiny_model(family)
+    (request,) = asked(0, 0, Score(CONTINUATIONS), prompts((300,), seed=9))
+    with shelf_in(tmp_path, "auto", checkpoint_seconds=1e-6) as shelf:
+        shelf.computed(1000, 1000.0)
+        passes = 0
+
+        class Cut(Exception):
+            pass
+
+        def cut() -> None:
+            nonlocal passes
+            passes += 1
+            shelf.writer.flush()
+            if passes == 4:
+                raise Cut
+
+        engine = ModelEngine(model, dataclasses.replace(PLAN, prefill_chunk_tokens=64), end_ids=END_IDS, pad_id=0)
+        engine.stages = Stages(engine._forward, Reuse(shelf, {"model": "tiny"}), 400)
+        engine._forward.after_pass = cut
+        with pytest.raises(Cut), torch.inference_mode():
+            engine.stages.replies([request], END_IDS, engine._settings)
+    with shelf_in(tmp_path, "auto", checkpoint_seconds=1e-6) as shelf:
+        shelf.computed(1000, 1000.0)
+        (found,) = answers(model, shelf, [request], prefill_chunk_tokens=64)
+        assert shelf.tally.resumed == 1
+        assert shelf.tally.loaded_tokens >= 128
+        assert shelf.store.used_bytes() < 100_000
+    wanted = torch.tensor(reference_scores(model, request.ids, CONTINUATIONS))
+    torch.testing.assert_close(torch.tensor(found.scores), wanted, atol=1e-3, rtol=1e-5)

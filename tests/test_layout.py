@@ -1,0 +1,41 @@
+"""Document first where further questions about the documents make it pay, instructions first otherwise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeline.config import Config, parse_config
+from pipeline.layout import choose_layout
+
+LABEL: dict[str, Any] = {"name": "topic", "kind": "label", "labels": ["world", "sports", "business"]}
+SUMMARY: dict[str, Any] = {"name": "summary", "kind": "summarize"}
+RUBRIC: dict[str, Any] = {**LABEL, "name": "rubric", "instructions": "Judge it with care. " * 200}
+
+
+def config(*tasks: dict[str, Any], **store: Any) -> Config:
+    return parse_config(
+        {
+            "model": {"id": "m"}, "kv_cache": {"store": store}, "source": {"path": "in.jsonl"}, "tasks": list(tasks),
+            "run": {"directory": "r"},
+        }
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("tasks", "store", "layout"),
+    [
+        ([LABEL], {}, "instructions_first"),
+        ([LABEL, SUMMARY], {}, "document_first"),
+        ([LABEL], {"documents": "always"}, "document_first"),
+        ([LABEL, SUMMARY], {"documents": "never"}, "instructions_first"),
+        ([LABEL, SUMMARY], {"quota": 0}, "instructions_first"),
+        ([RUBRIC, SUMMARY], {}, "instructions_first"),
+        ([RUBRIC], {"documents": "always"}, "instructions_first"),
+        ([{**LABEL, "gold": "gold.csv", "examples_per_label": 4}, SUMMARY], {}, "instructions_first"),
+        ([{**LABEL, "multi": True}], {}, "document_first"),
+    ],
+)
+def test_layout(tasks: list[dict[str, Any]], store: dict[str, Any], layout: str) -> None:
+    assert choose_layout(config(*tasks, **store)) == layout
