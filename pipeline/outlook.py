@@ -23,7 +23,7 @@ from pipeline.planner.quantities import Quantity, quantities
 from pipeline.planner.work import Estimate, TaskLoad, histogram
 from pipeline.preparation import Ground, bind_tasks, ground_of, resolve, shared_identity
 from pipeline.records import Document, Plan, Reject
-from pipeline.rehearsal import Sampler, load_of, rough_load
+from pipeline.rehearsal import Sampler, load_of, longest_row, rough_load
 from pipeline.sources import read_source
 from pipeline.tasks import Task
 
@@ -79,14 +79,14 @@ def look(config: Config, machine: Hardware | None = None, *, measure_machine: bo
     if machine is None and measure_machine and ground.cannot_plan is None and ground.machine.rates.memory_bytes_per_second is None:
         ground = _measured(ground, str(resolved["dtype"]))
     found = Outlook(config, ground, resolved)
-    try:
-        found.plan = ground.plan(resolved)
-    except DoesNotFit as error:
-        found.refused = str(error)
     _bind(found, backend)
     _read(found)
+    try:
+        found.plan = found.ground.plan(resolved)
+    except DoesNotFit as error:
+        found.refused = str(error)
     if ground.cannot_plan is None:
-        found.forecast = ground.decide(found.loads)
+        found.forecast = found.ground.decide(found.loads)
     return found
 
 
@@ -138,6 +138,7 @@ def _read(found: Outlook) -> None:
         return
     found.documents, found.characters = sampler.documents, sampler.characters
     known = found.ground.calibration.output_tokens
+    found.ground = found.ground.knowing(longest_row(found.tasks, sampler.longest))
     if found.tasks:
         found.loads = tuple(
             load_of(task, sampler.sample, sampler.documents, sampler.characters, known.get(task.job.fingerprint)) for task in found.tasks

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.config import Config, LabelTask
+from pipeline.config import Config, LabelTask, store_folder
 from pipeline.engine.base import Backend
 from pipeline.engine.demo_model import cache_folder
 from pipeline.errors import CannotPlan, ConfigError
@@ -25,6 +25,7 @@ from pipeline.records import Plan, Sampling
 from pipeline.sources.labelled import labelled_for
 from pipeline.speeds import Calibration, calibrated, recall
 from pipeline.stopping import seconds_until
+from pipeline.stores.kv.place import measured_reading
 from pipeline.tasks import Setting, Task, build_task
 
 # The storage format that keeps every bit of caches in these numbers.
@@ -45,6 +46,10 @@ class Ground:
     calibration: Calibration
     cannot_plan: str | None = None
 
+    def knowing(self, longest_tokens: int | None) -> Ground:
+        """The same, for documents of which none asks for a longer row; None: not known."""
+        return replace(self, wish=replace(self.wish, longest_tokens=longest_tokens))
+
     def decide(self, loads: Sequence[TaskLoad] = ()) -> Forecast:
         """The forecast: without documents, or for what they would ask."""
         deadline = self.config.run.deadline
@@ -52,7 +57,7 @@ class Ground:
         return decide(self.shape, usable(self.config, self.machine), replace(self.wish, loads=tuple(loads), deadline_seconds=seconds))
 
     def plan(self, resolved: Mapping[str, Any]) -> Plan:
-        """The frozen plan, the same whatever the documents are. Raises DoesNotFit."""
+        """The frozen plan. Of the documents it depends on the longest row alone. Raises DoesNotFit."""
         return plan_of(self.config, self.shape, self.machine, resolved, self.decide())
 
 
@@ -65,6 +70,15 @@ class Preparation:
     identity: Mapping[str, Any]
     notes: tuple[str, ...]
     ground: Ground
+
+    def settled(self, longest_tokens: int | None) -> Preparation:
+        """Once the documents are read: the plan for rows that long, which may spare them a placement that only longer ones need.
+
+        Nothing changes that shapes an answer. Raises DoesNotFit.
+        """
+        ground = self.ground.knowing(longest_tokens)
+        resolved = {"dtype": self.plan.dtype, "layout": self.plan.layout}
+        return replace(self, ground=ground, plan=ground.plan(resolved))
 
     def forecast(self, loads: Sequence[TaskLoad]) -> Forecast | None:
         """For what the documents would ask; None where the model's memory is not known."""
@@ -111,6 +125,8 @@ def ground_of(config: Config, backend: Backend, resolved: Mapping[str, Any], mac
     stored = described.get("dtype") or described.get("torch_dtype")
     wish = wish_of(config, shape, resolved, stored_dtype=str(stored) if stored else None)
     wish = replace(wish, quantization=kept or wish.quantization)
+    if machine is None:
+        wish = replace(wish, store=replace(wish.store, read_bytes_per_second=measured_reading(store_folder(config))))
     if calibration.process_bytes:
         wish = replace(wish, process_bytes=calibration.process_bytes)
     return Ground(config, shape, machine or this_machine(config, dtype, calibration), wish, calibration, cannot_plan)

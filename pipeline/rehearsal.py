@@ -33,6 +33,7 @@ class Sampler:
         self._size = size
         self._chance = random.Random(seed)
         self._kept: list[Document] = []
+        self.longest: Document | None = None
 
     def watch(self, items: Iterable[Document | Reject]) -> Iterator[Document | Reject]:
         """``items``, looked at as they pass."""
@@ -46,6 +47,8 @@ class Sampler:
             return
         self.documents += 1
         self.characters += len(item.text)
+        if self.longest is None or len(item.text) > len(self.longest.text):
+            self.longest = item
         if len(self._kept) < self._size:
             self._kept.append(item)
         elif (place := self._chance.randrange(self.documents)) < self._size:
@@ -75,22 +78,39 @@ def rehearse(task: Task, document: Document) -> Asked:
     flight = Flight(_ALL_QUESTIONS)
     flight.begin(task, document, 1, {})
     questions: list[Question] = []
+    read: set[tuple[int, ...]] = set()
     while requests := flight.requests():
-        questions += map(_question, requests)
+        questions += (_question(request, read) for request in requests)
         flight.receive(map(_made_up, requests))
     (outcome,) = flight.landed()
     answer = outcome.answer
     return Asked(len(document.text), answer.tokens_in if answer else 0, tuple(questions), failed=answer is None)
 
 
-def _question(request: Request) -> Question:
+def longest_row(tasks: Sequence[Task], longest: Document | None) -> int | None:
+    """Tokens of the longest prompt with its answer that ``tasks`` would have about the longest document; None where that is not known.
+
+    A text that would take minutes to tokenize is not looked at: its parts are as long as the context allows.
+    """
+    if longest is None or len(longest.text) > _SAMPLE_CHARACTERS:
+        return None
+    found = [question for task in tasks for question in rehearse(task, longest).questions]
+    return max((question.shared_tokens + question.own_tokens + question.new_tokens for question in found), default=None)
+
+
+def _question(request: Request, read: set[tuple[int, ...]]) -> Question:
+    """``read``: documents that earlier questions began with, to which this one's is added."""
     shared = min(request.prefix_tokens, len(request.ids) - 1)
     shared = shared if shared >= _LEAST_SHARED_TOKENS else 0
     own = len(request.ids) - shared
+    document = request.ids[: request.document_end]
+    first = document not in read
+    read.add(document)
+    tokens = max(0, min(request.document_end, len(request.ids) - 1) - shared) if document else 0
     if isinstance(request.ask, Decode):
-        return Question(own, shared, new_tokens(request))
+        return Question(own, shared, new_tokens(request), document_tokens=tokens, reads_document=first)
     nodes = _tree_nodes(request.ask.continuations)
-    return Question(own + nodes, shared, 0, 1 + nodes)
+    return Question(own + nodes, shared, 0, 1 + nodes, tokens, first)
 
 
 @functools.lru_cache(maxsize=64)

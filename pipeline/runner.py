@@ -30,8 +30,8 @@ from pipeline.pace import Pace
 from pipeline.prediction import learn, predict
 from pipeline.preparation import Preparation, meant_by_auto, prepare, resolve
 from pipeline.recalibration import calibrate_as_configured, check_configured
-from pipeline.records import Document, Failure, Outcome, Progress, Reject
-from pipeline.rehearsal import Sampler
+from pipeline.records import Document, Failure, Outcome, Plan, Progress, Reject
+from pipeline.rehearsal import Sampler, longest_row
 from pipeline.report import write_report
 from pipeline.run_directory import RunDirectory
 from pipeline.sources import read_source
@@ -202,12 +202,20 @@ class Night:
         self._total = sum(works for works, _ in sizes)
         if not self._total:
             return
+        self._settle_plan()
         forecast = predict(self._prepared, self._sampler.sample, sizes)
         self._ledger.annotate_run(self._run, forecast=forecast)
         self._pace = Pace(sum(characters for _, characters in sizes))
         self._through(self._pending(limit))
         while (group := self._suspicion.next_group()) is not None:
             self._through(iter(group))
+
+    def _settle_plan(self) -> None:
+        """The plan for the documents as they turned out; the model is not loaded yet."""
+        settled = self._prepared.settled(longest_row(self._prepared.tasks, self._sampler.longest))
+        if settled.plan != self._prepared.plan:
+            self._ledger.annotate_run(self._run, plan=_plan_facts(settled.plan))
+        self._prepared = settled
 
     def _pending(self, limit: int | None) -> Iterator[Pending | None]:
         """The works the ledger calls pending, in reading order, and None after each block read; doubtful ones are set aside."""
@@ -328,12 +336,11 @@ class Night:
         return EXIT_DONE, "done"
 
     def _facts(self) -> dict[str, object]:
-        plan = self._prepared.plan
         return {
             "pid": os.getpid(), "command": sys.argv, "config": self._config.anywhere().model_dump(mode="json"),
             "versions": stack_versions(),
             "model": dict(self._prepared.identity["model"]), "notes": list(self._prepared.notes),
-            "plan": {name: getattr(plan, name) for name in plan.__dataclass_fields__},
+            "plan": _plan_facts(self._prepared.plan),
         }  # fmt: skip
 
     def _note_loaded(self, facts: Mapping[str, Any]) -> None:
@@ -382,3 +389,7 @@ def _next_group(works: Iterator[Pending | None], size: int) -> tuple[list[Pendin
         if len(group) == size or characters >= _GROUP_CHARACTERS:
             return group, False
     return group, True
+
+
+def _plan_facts(plan: Plan) -> dict[str, Any]:
+    return {name: getattr(plan, name) for name in plan.__dataclass_fields__}

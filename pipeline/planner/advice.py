@@ -5,6 +5,7 @@ from __future__ import annotations
 from pipeline.planner.describing import amount
 from pipeline.planner.rooms import CACHE_SHARE, Need, Room, Wish
 from pipeline.planner.shape import ModelShape
+from pipeline.planner.where import Where
 
 _SHORTEST_USEFUL_TOKENS = 512
 _LESS: dict[str, tuple[str, ...]] = {"none": ("int8", "nf4"), "int8": ("nf4",), "nf4": ()}
@@ -18,17 +19,18 @@ def next_steps(
         most = wish.rows or have.most_rows
         if rows >= most:
             return []
-        more = shape.kv_bytes(wish.typical_tokens, wish.dtype, rows) / CACHE_SHARE
+        more = shape.kv_bytes(wish.typical_tokens, wish.kept_dtype, rows) / CACHE_SHARE
         return [f"{amount(more / have.usable_share)} more {have.memory_name} would let {2 * rows} rows decode together instead of {rows}"]
     found = []
     left = have.device_bytes - need.weights_bytes - need.activation_bytes
     if left > 0:
-        shorter = shape.tokens_in(left, wish.dtype)
+        shorter = shape.tokens_in(left, wish.kept_dtype)
         if shorter >= _SHORTEST_USEFUL_TOKENS or shorter < 0:
-            context = wish.context_tokens if shorter < 0 else shorter // 128 * 128
+            context = wish.context_tokens if shorter < 0 else min(wish.context_tokens, shorter // 128 * 128)
             found.append(f"with model.context_tokens {context:,} everything fits {have.device_name}; longer documents are split")
-    if left > 0:
-        found.append(f"a cache in 8 bits would take {amount(need.row_bytes / 2)}; this version keeps it in {wish.dtype}")
+    if left > 0 and not wish.cache_dtype and all(layer.kind == "full" for layer in shape.kinds):
+        packed = amount(shape.kv_bytes(wish.row_tokens, "float8"))
+        found.append(f"with kv_cache.placement quantized the cache takes {packed} in 8 bits, which may change answers")
     for less in _LESS[wish.quantization]:
         smaller = shape.weights_bytes(less, wish.dtype)
         if smaller + need.row_bytes + need.activation_bytes <= have.device_bytes:
@@ -43,7 +45,7 @@ def next_steps(
     return found
 
 
-def warnings_about(shape: ModelShape, need: Need, wish: Wish, verdict: str, have: Room) -> list[str]:
+def warnings_about(shape: ModelShape, need: Need, wish: Wish, where: Where, have: Room) -> list[str]:
     """What saves less than hoped, what costs more than it need, what a run will refuse."""
     found: list[str] = []
     experts = sum(weight.parameters for weight in shape.weights if weight.module == "experts")
@@ -55,14 +57,14 @@ def warnings_about(shape: ModelShape, need: Need, wish: Wish, verdict: str, have
         )
     elif wish.quantization != "none" and not any(weight.shrinks for weight in shape.weights):
         found.append(f"bitsandbytes shrinks nothing of this family: {wish.quantization} saves no memory")
-    if shape.attention() == "MHA" and verdict == "cache offloaded" and shape.query_heads >= 16:
-        grouped = shape.with_kv_heads(8).kv_bytes(wish.context_tokens, wish.dtype)
+    if shape.attention() == "MHA" and where.verdict == "cache offloaded" and shape.query_heads >= 16:
+        grouped = shape.with_kv_heads(8).kv_bytes(wish.row_tokens, wish.kept_dtype)
         found.append(
             f"it is the cache that does not fit, and this model keeps keys and values for all {shape.query_heads} heads (MHA); a GQA model "
             f"of this size with 8 KV heads would need {amount(grouped)} instead of {amount(need.row_bytes)}"
         )
-    if verdict == "cache offloaded" and (not have.on_card or need.row_bytes > have.ram_bytes):
-        found.append("this version does not keep a running cache on the disk yet: a run with this context is refused")
+    if where.cache_place == "disk" and wish.cache_place is None:
+        found.append("the longest documents' caches fit in no memory: all rows are decoded from the disk, layer by layer")
     if have.on_card and shape.assumed and shape.family:
         found.append(f"the family {shape.family} is not known to the planner: all of this is reckoned as for a Llama")
     return found

@@ -12,7 +12,8 @@ from typing import Literal
 
 from pipeline.errors import ConfigError
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# The last is of caches alone: the library's 8-bit floating point layers, one scale a tensor.
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
 Module = Literal["embeddings", "attention", "recurrent", "mlp", "experts", "router", "norms", "vision", "head"]
 Kind = Literal["full", "sliding", "chunked", "latent", "recurrent", "convolution", "hybrid", "none"]
 

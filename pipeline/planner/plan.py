@@ -4,19 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from pipeline.config import Config
 from pipeline.errors import ConfigError, DoesNotFit
+from pipeline.layout import questions_about_a_document
 from pipeline.planner.decide import Forecast, decide
 from pipeline.planner.hardware import Hardware
 from pipeline.planner.peaks import PROCESS_BYTES
-from pipeline.planner.rooms import CHUNK_TOKENS_ON_CARD, CHUNK_TOKENS_ON_CPU, ROWS_ON_CARD, ROWS_ON_CPU, USABLE_SHARE, Wish
+from pipeline.planner.rooms import (
+    CHUNK_TOKENS_ON_CARD,
+    CHUNK_TOKENS_ON_CPU,
+    ROWS_ON_CARD,
+    ROWS_ON_CPU,
+    USABLE_SHARE,
+    Place,
+    StoreWish,
+    Wish,
+)
 from pipeline.planner.shape import ModelShape
-from pipeline.records import Plan
+from pipeline.records import Placement, Plan
 
 # A prompt that is not even as long as this is of no use.
 _LEAST_TOKENS = 512
+# What a placement asks for: where the cache is, and in which numbers if not as computed.
+_CACHES: dict[str, tuple[Place | None, str | None]] = {
+    "auto": (None, None),
+    "device": ("device", None),
+    "offloaded": ("ram", None),
+    "disk": ("disk", None),
+    "quantized": ("device", "float8"),
+}
+_PLACEMENTS: dict[Place, Placement] = {"device": "device", "ram": "offloaded", "disk": "disk"}
 
 
 def make_plan(config: Config, shape: ModelShape, hardware: Hardware, resolved: Mapping[str, Any]) -> Plan:
@@ -39,19 +58,21 @@ def wish_of(
     config: Config, shape: ModelShape, resolved: Mapping[str, Any], *, process_bytes: int = PROCESS_BYTES, stored_dtype: str | None = None
 ) -> Wish:  # fmt: skip
     """What the configuration asks for. Raises ConfigError."""
-    asked = {"auto": None, "device": "device", "offloaded": "ram", "disk": "disk"}[config.kv_cache.placement]
+    place, cache_dtype = _CACHES[config.kv_cache.placement]
+    store = config.kv_cache.store
     return Wish(
         quantization=config.model.quantization,
         dtype=str(resolved["dtype"]),
         context_tokens=_context(config, shape),
         rows=config.engine.batch_rows,
         chunk_tokens=config.engine.prefill_chunk_tokens,
-        tasks=len(config.tasks),
-        store_quota_bytes=config.kv_cache.store.quota,
+        tasks=questions_about_a_document(config),
+        store=StoreWish(store.quota, store.documents, store.format),
         process_bytes=process_bytes,
         stored_dtype=stored_dtype,
-        layout=str(resolved["layout"]),
-        cache_place=asked,  # type: ignore[arg-type]  # the table holds just these
+        layout=resolved["layout"],
+        cache_place=place,
+        cache_dtype=cache_dtype,
     )
 
 
@@ -60,16 +81,16 @@ def plan_of(config: Config, shape: ModelShape, hardware: Hardware, resolved: Map
     machine = usable(config, hardware)
     on_card, context, dtype = bool(machine.gpu_bytes), forecast.context_tokens, str(resolved["dtype"])
     rows = config.engine.batch_rows or (ROWS_ON_CARD if on_card else ROWS_ON_CPU)
-    tokens = config.engine.batch_tokens or _tokens_in_batch(shape, forecast.cache_room_bytes, rows, context, dtype)
+    tokens = config.engine.batch_tokens or forecast.batch_tokens
     if tokens < min(context, _LEAST_TOKENS) or (not forecast.fits and _refuses(forecast, shape)):
         raise DoesNotFit(_sentence(shape, forecast, context, dtype))
-    reasons = [*forecast.reasons, *_about_context(config, shape, context), *_about_cache(config, on_card)]
+    reasons = [*forecast.reasons, *_about_context(config, shape, context), *_about_cache(config, forecast, on_card)]
     if shape.assumed and shape.family:
         reasons.append(f"the planner does not know the family {shape.family}; its memory is reckoned as that of a Llama of its widths")
     return Plan(
         dtype=dtype,
         quantization=config.model.quantization,
-        placement=_placement(config, forecast, on_card),
+        placement=_placement(config, forecast),
         layout=resolved["layout"],
         context_tokens=context,
         max_batch_rows=rows,
@@ -95,15 +116,6 @@ def _sentence(shape: ModelShape, forecast: Forecast, context: int, dtype: str) -
     return f"{left} ({forecast.reasons[-1]}); {remedies}" + (f". {steps[:1].upper()}{steps[1:]}" if steps else "")
 
 
-def _tokens_in_batch(shape: ModelShape, room_bytes: int, rows: int, context: int, dtype: str) -> int:
-    """Rows x longest row that fit in ``room_bytes``, whatever the lengths: every token counted in every layer, states counted a row."""
-    room = room_bytes - rows * shape.fixed_bytes_per_row(dtype)
-    if room < 0:
-        return 0
-    per_token = shape.kv_bytes_per_token(dtype)
-    return min(room // per_token, rows * context) if per_token else rows * context
-
-
 def weights_bytes(shape: ModelShape, quantization: str, dtype: str) -> int:
     """Bytes of the weights in memory: what 4- and 8-bit do not shrink stays in ``dtype`` (see planner/layers.py)."""
     return shape.weights_bytes(quantization, dtype)
@@ -121,13 +133,14 @@ def _about_context(config: Config, shape: ModelShape, context: int) -> list[str]
     return [f"prompts up to {context:,} tokens{own}"]
 
 
-def _about_cache(config: Config, on_card: bool) -> list[str]:
+def _about_cache(config: Config, forecast: Forecast, on_card: bool) -> list[str]:
     if config.kv_cache.placement == "auto":
-        return [] if on_card else ["KV cache on the device: without a GPU there is nothing to offload from"]
+        known = on_card or forecast.cache_place != "device"
+        return [] if known else ["KV cache on the device: without a GPU there is nothing to offload from"]
     return [f"KV cache {config.kv_cache.placement}, as configured"]
 
 
-def _placement(config: Config, forecast: Forecast, on_card: bool) -> Literal["device", "offloaded"]:
-    if config.kv_cache.placement == "auto":
-        return "offloaded" if on_card and forecast.cache_place != "device" else "device"
-    return "offloaded" if config.kv_cache.placement == "offloaded" else "device"
+def _placement(config: Config, forecast: Forecast) -> Placement:
+    """The user's word; ``auto`` takes what the forecast found, which never changes an answer."""
+    asked = config.kv_cache.placement
+    return _PLACEMENTS[forecast.cache_place] if asked == "auto" else asked

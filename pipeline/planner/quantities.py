@@ -60,7 +60,12 @@ def _memory(forecast: Forecast) -> list[Quantity]:
         ),
         Quantity("weights_in_ram", weights["ram"], "bytes", "what the device does not hold, and RAM does"),
         Quantity("weights_on_disk", weights["disk"], "bytes", "the rest"),
-        Quantity("cache", forecast.cache_bytes, "bytes", "slots of the longest rows under way together, and shared prefixes"),
+        Quantity(
+            "cache",
+            forecast.cache_bytes,
+            "bytes",
+            "slots of the longest rows under way together, and shared prefixes; off the device, rows x their length",
+        ),
         Quantity("cache_room", forecast.cache_room_bytes, "bytes", "half of what is left beside weights and a pass"),
         Quantity("activations", forecast.activation_bytes, "bytes", "the fullest moment of a pass x the allocator's share"),
         Quantity("vram_peak", forecast.vram_peak_bytes, "bytes", "CUDA context + weights + cache + activations on the cards"),
@@ -124,7 +129,7 @@ def _store(forecast: Forecast) -> list[Quantity]:
             "reuse_crossover",
             forecast.crossover_tokens,
             "tokens",
-            "positive root of b n^2 + (a - k) n - L: compute a n + b n^2, load L + k n",
+            "the least n whose stored bytes / read rate < its prefill time: what the store decides by",
         ),
-        Quantity("store", forecast.store_bytes, "bytes", "caches of all documents, number for number"),
+        Quantity("store", forecast.store_bytes, "bytes", "caches of all documents as they would be stored, whatever the quota"),
     ]

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from pipeline.layout import Layout
 from pipeline.planner.describing import amount
 from pipeline.planner.hardware import Hardware, Rates
 from pipeline.planner.peaks import CARD_CONTEXT_BYTES, LIBRARY_BYTES, PROCESS_BYTES, activations_bytes
 from pipeline.planner.shape import ModelShape
 from pipeline.planner.throughput import Workload, dequantized_bytes
 from pipeline.planner.work import Question, TaskLoad
+from pipeline.stores.kv.sizes import StorageFormat
 
 Place = Literal["device", "ram", "disk"]
 # Share of the free memory that may be used; the rest is for the driver, the allocator's gaps and other programs.
@@ -23,12 +25,23 @@ CACHE_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
+class StoreWish:
+    """The KV store as configured. ``read_bytes_per_second``: what reading from it was measured to take; None: as the disk reads."""
+
+    quota_bytes: int = 0
+    documents: Literal["auto", "always", "never"] = "auto"
+    storage_format: StorageFormat = "as_computed"
+    read_bytes_per_second: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Wish:
     """What is asked for. ``rows`` None: as many as fit. ``tasks`` ask about the same documents.
 
     ``chunk_tokens`` None: what suits the device. ``loads``: what sampled documents would ask, a task each; ``work`` is a plainer way to
     say it. ``process_bytes``: of a worker after its imports. ``stored_dtype``: numbers of the weight files. ``cache_place``: where the
-    configuration wants the cache, ``layout`` which part of a prompt comes first; None leaves it open.
+    configuration wants the cache, None leaves it open; ``cache_dtype``: in which numbers, None: as computed, as nobody but the user may
+    choose what changes answers. ``longest_tokens``: the longest row that the documents ask for, None where they are not known.
     """
 
     quantization: str
@@ -38,13 +51,25 @@ class Wish:
     chunk_tokens: int | None = None
     tasks: int = 1
     work: Workload | None = None
-    store_quota_bytes: int = 0
     deadline_seconds: float | None = None
     loads: tuple[TaskLoad, ...] = ()
     process_bytes: int = PROCESS_BYTES
     stored_dtype: str | None = None
-    cache_place: Literal["device", "ram"] | None = None
-    layout: str | None = None
+    cache_place: Place | None = None
+    cache_dtype: str | None = None
+    longest_tokens: int | None = None
+    layout: Layout = "instructions_first"
+    store: StoreWish = StoreWish()
+
+    @property
+    def kept_dtype(self) -> str:
+        """Numbers of a running cache."""
+        return self.cache_dtype or self.dtype
+
+    @property
+    def row_tokens(self) -> int:
+        """The longest row that must fit: of the documents where they are known, else the whole context."""
+        return min(self.context_tokens, self.longest_tokens or self.context_tokens)
 
     @property
     def typical_tokens(self) -> int:
@@ -64,25 +89,35 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Bytes of weights, of the cache of one row of the whole context, of activations, of the largest layer."""
+    """Bytes of weights, of the cache of the longest row, of activations (``unpacked_bytes`` of them), of the largest layer.
+
+    ``near_bytes`` of the row stay in memory where its cache is elsewhere, ``far_bytes`` are what a disk then holds.
+    """
 
     weights_bytes: int
     row_bytes: int
+    near_bytes: int
+    far_bytes: int
     activation_bytes: int
     layer_bytes: int
+    unpacked_bytes: int
 
     @classmethod
-    def of(cls, shape: ModelShape, quantization: str, dtype: str, context_tokens: int, chunk_tokens: int, on_card: bool = True) -> Need:
-        """Of a model in a quantization. A prefill chunk is one row's, the worst case for a mask."""
+    def of(cls, shape: ModelShape, wish: Wish, chunk_tokens: int, on_card: bool = True) -> Need:
+        """Of a model as it is wished for. A prefill chunk is one row's, the worst case for a mask."""
+        quantization, dtype, kept, tokens = wish.quantization, wish.dtype, wish.kept_dtype, wish.row_tokens
         weights = shape.weights_bytes(quantization, dtype)
         outside = sum(
             weight.stored_bytes(quantization, dtype) for weight in shape.weights if weight.module in {"embeddings", "head", "vision"}
         )
-        chunk = min(chunk_tokens, context_tokens)
-        activation = activations_bytes(shape, dtype, chunk, 1, context_tokens - chunk, on_card)
+        chunk = min(chunk_tokens, tokens)
+        activation = activations_bytes(shape, dtype, chunk, 1, tokens - chunk, on_card)
         unpacked = dequantized_bytes(shape, dtype) if quantization != "none" else 0
+        if wish.cache_dtype:  # so is a layer of the cache before it is used
+            unpacked += max(layer.kept_bytes(tokens, dtype) for layer in shape.kinds)
         layer = (weights - outside) // max(shape.layers, 1)
-        return cls(weights, shape.kv_bytes(context_tokens, dtype), activation + unpacked, layer)
+        near, far = shape.near_bytes(tokens, kept), shape.far_bytes(tokens, kept)
+        return cls(weights, shape.kv_bytes(tokens, kept), near, far, activation + unpacked, layer, unpacked)
 
     @property
     def together_bytes(self) -> int:

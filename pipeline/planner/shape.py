@@ -110,6 +110,19 @@ class ModelShape:
         """Bytes of the cache of ``rows`` rows of ``tokens`` each, fixed states included."""
         return rows * sum(layer.kept_bytes(tokens, dtype) for layer in self.kinds)
 
+    def far_bytes(self, tokens: int, dtype: str, rows: int = 1) -> int:
+        """Of ``kv_bytes``, what is on disk where the cache is there: layers that keep every token. Windows and states stay in memory."""
+        return rows * sum(layer.kept_bytes(tokens, dtype) for layer in self._growing)
+
+    def near_bytes(self, tokens: int, dtype: str, rows: int = 1) -> int:
+        """Bytes in memory of a cache that is kept elsewhere: windows, states, and two layers' copies, one used while the next arrives."""
+        kept = self.kv_bytes(tokens, dtype, rows) - self.far_bytes(tokens, dtype, rows)
+        return kept + 2 * rows * max((layer.kept_bytes(tokens, dtype) for layer in self._growing), default=0)
+
+    @property
+    def _growing(self) -> list[Layer]:
+        return [layer for layer in self.kinds if layer.window is None and layer.numbers_per_token]
+
     def fixed_bytes_per_row(self, dtype: str) -> int:
         """Bytes a row keeps whatever its length: recurrent and convolution states."""
         return sum(layer.fixed_bytes(dtype) for layer in self.kinds)

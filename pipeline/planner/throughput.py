@@ -151,33 +151,6 @@ def load_seconds(stored_bytes: int, rates: Rates) -> float:
     return max(disk, link)
 
 
-def reuse_crossover_tokens(shape: ModelShape, speed: Speed, dtype: str, latency_seconds: float = 0.005) -> int | None:
-    """Tokens beyond which reading a stored prefix from the disk beats computing it again; None where it never does.
-
-    Computing n tokens takes a n + b n^2, loading them takes L + k n: the positive root of b n^2 + (a - k) n - L = 0. Fixed states are
-    part of L.
-    """
-    probe = 1024
-    linear = _linear_seconds(shape, speed)
-    quadratic = max(prefill_seconds(shape, probe, speed) - linear * probe, 0.0) / probe**2
-    disk = _known(speed.rates.disk_read_bytes_per_second, "disk read rate")
-    per_token = shape.kv_bytes_per_token(dtype) / disk
-    latency = latency_seconds + shape.fixed_bytes_per_row(dtype) / disk
-    gain = linear - per_token
-    if quadratic < 1e-15:
-        return math.ceil(latency / gain) if gain > 0 else None
-    root = (-gain + math.sqrt(gain**2 + 4 * quadratic * latency)) / (2 * quadratic)
-    return math.ceil(root)
-
-
-def _linear_seconds(shape: ModelShape, speed: Speed) -> float:
-    if speed.rates.prefill_tokens_per_second and not speed.rates.prefill_at_tokens:
-        return 1 / speed.rates.prefill_tokens_per_second
-    if speed.rates.prefill_tokens_per_second:
-        return prefill_seconds(shape, 1024, speed) / 1024
-    return 2.0 * max(shape.matmul_parameters - shape.vocabulary * shape.hidden, 0) / speed.arithmetic
-
-
 @dataclass(frozen=True, slots=True)
 class Workload:
     """What is asked of the documents: their lengths in tokens (a sample or all), how many there are, and what is written for each.
@@ -269,14 +242,6 @@ def work_duration(
     shared = prefill_seconds(shape, work.shared_tokens, speed) if work.shared_tokens else 0.0
     prefill = max(work.documents * reading, math.ceil(work.documents / batch) * weights_once) + shared
     return Duration(prefill, steps * step.seconds, work.documents, work.relative_error)
-
-
-def cache_write_bytes(shape: ModelShape, work: Workload, dtype: str) -> int:
-    """Size of a store that keeps every document's cache: number for number what the cache holds."""
-    if not work.lengths:
-        return 0
-    sampled = sum(shape.kv_bytes(length + work.instruction_tokens, dtype) for length in work.lengths)
-    return sampled * work.documents // len(work.lengths)
 
 
 def dequantized_bytes(shape: ModelShape, dtype: str) -> int:

@@ -16,13 +16,16 @@ from dataclasses import dataclass
 class Question:
     """One request: tokens of its own to read (tree nodes included) behind shared ones, and tokens to write at most.
 
-    ``logits``: positions whose predictions are wanted, one and the tree's nodes.
+    ``logits``: positions whose predictions are wanted, one and the tree's nodes. ``document_tokens`` of its own are a document that
+    other questions may begin with too; ``reads_document``: none of this task's before it did.
     """
 
     own_tokens: int
     shared_tokens: int
     new_tokens: int
     logits: int = 1
+    document_tokens: int = 0
+    reads_document: bool = True
 
     @property
     def row_tokens(self) -> int:

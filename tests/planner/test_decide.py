@@ -127,21 +127,6 @@ def test_one_configuration_three_machines() -> None:
     assert all(len(one.reasons) >= 3 for one in found.values())
 
 
-def test_layout_and_store_follow_from_tasks_lengths_and_quota() -> None:
-    machine, work = with_disk(described("24GiB", "64GiB")), Workload([2000] * 50, 50, 64, 100, 100)
-    alone = forecast("Llama 3 8B", machine, work=work)
-    assert (alone.layout, alone.keep_documents) == ("instructions_first", False)
-    several = forecast("Llama 3 8B", machine, work=work, tasks=3, store_quota_bytes=100 * 10**9)
-    assert (several.layout, several.keep_documents) == ("document_first", True)
-    assert several.store_bytes == 50 * 2100 * 128 * 1024
-    assert several.disk_peak_bytes == several.store_bytes
-    small = forecast("Llama 3 8B", machine, work=work, tasks=3, store_quota_bytes=10**9)
-    assert not small.keep_documents
-    assert "raise kv_cache.store.quota" in words(small)
-    short = forecast("Llama 3 8B", machine, work=Workload([5] * 50, 50, 64), tasks=3, store_quota_bytes=10**12)
-    assert not short.keep_documents
-
-
 def test_the_deadline_is_compared() -> None:
     work = Workload([1000, 3000] * 20, 5000, 96)
     slow = forecast("Llama 3 8B", described("24GiB", "64GiB"), work=work, deadline_seconds=60)

@@ -14,12 +14,10 @@ from pipeline.planner.shape import ModelShape, model_shape
 from pipeline.planner.throughput import (
     Speed,
     Workload,
-    cache_write_bytes,
     decode_step,
     load_seconds,
     prefill_operations,
     prefill_seconds,
-    reuse_crossover_tokens,
     transfer_seconds,
     work_duration,
 )
@@ -105,30 +103,6 @@ def test_loading_is_as_slow_as_the_slower_of_disk_and_link() -> None:
         load_seconds(1, Rates())
 
 
-@given(st.floats(1e8, 1e12), st.floats(1e11, 1e15), st.floats(1e-5, 1.0))
-def test_at_the_crossover_both_ways_cost_the_same(disk: float, matmul: float, latency: float) -> None:
-    speed = Speed(Rates("a test", 1e12, matmul, disk), 1.0, 1.0)
-    found = reuse_crossover_tokens(LLAMA, speed, "float16", latency)
-
-    def gain(tokens: int) -> float:
-        return prefill_seconds(LLAMA, tokens, speed) - latency - tokens * LLAMA.kv_bytes_per_token("float16") / disk
-
-    assert found is not None  # attention grows with the square: far out, loading always wins
-    slack = 2 * 2 * 32000 * 4096 / matmul + 1e-9  # the head, which the crossover leaves out
-    assert gain(int(found * 1.05) + 1) > -slack
-    assert gain(int(found * 0.95) - 1) < slack + gain_tolerance(found, matmul)
-
-
-def gain_tolerance(tokens: int, matmul: float) -> float:
-    """The head's share in the sample that the quadratic part was taken from, spread over the length."""
-    return 2 * 32000 * 4096 / matmul * (tokens / 1024) ** 2
-
-
-def test_on_a_disk_that_is_slow_a_calibrated_model_never_loads() -> None:
-    speed = Speed(Rates("bench", 1e12, 1e14, 1e6, prefill_tokens_per_second=1000.0))
-    assert reuse_crossover_tokens(LLAMA, speed, "float16") is None
-
-
 def duration(lengths: list[int], documents: int, **more: int) -> float:
     work = Workload(lengths, documents, more.pop("output", 64), more.pop("instructions", 100), more.pop("shared", 0))
     return work_duration(LLAMA, ROOF, work, quantization="none", dtype="float16", rows=more.pop("rows", 8), **more).seconds  # type: ignore[arg-type]
@@ -163,10 +137,6 @@ def test_more_work_never_takes_less_time(lengths: list[int], documents: int, out
     assert duration(lengths, documents, output=output + 1) >= base
     assert duration(lengths, documents, output=output, instructions=200) >= base
     assert duration(lengths, documents, output=output, shared=100) <= base + prefill_seconds(LLAMA, 100, ROOF)
-
-
-def test_a_store_holds_what_the_caches_hold() -> None:
-    assert cache_write_bytes(LLAMA, Workload([100, 300], 10, 64, 50), "float16") == 10 * LLAMA.kv_bytes(250, "float16")
 
 
 def test_recurrent_models_are_timed_too() -> None:
