@@ -75,6 +75,8 @@ def bench(
     repetitions: Annotated[int, typer.Option(min=1, help="Turns; what is told is their median.")] = 3,
     task: Annotated[str | None, typer.Option(help="Task to measure; the first one otherwise.")] = None,
     to_the_end: Annotated[bool, typer.Option("--to-the-end", help="Every text gets max_output_tokens; end tokens do not end it.")] = False,
+    placements: Annotated[bool, typer.Option("--placements", help="Compare placements of the KV cache instead, by prompt length.")] = False,
+    context: Annotated[list[int] | None, typer.Option(min=1, help="With --placements: tokens of a prompt; may be repeated.")] = None,
     only: Annotated[list[str] | None, typer.Option(help="Contestant beside ours; may be repeated. All of them otherwise.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -82,11 +84,17 @@ def bench(
     from pipeline.config import load_config
 
     settings = load_config(config, overrides or ())  # a wrong one is told before the libraries are imported
+    if placements:
+        from pipeline.bench_placements import DEFAULT_CONTEXTS, bench_placements, placement_table
+
+        found = bench_placements(settings, context or DEFAULT_CONTEXTS, repetitions=repetitions, say=_say)
+        print_facts(found.to_json() if as_json else None, placement_table(found))
+        return
     from pipeline.bench import BenchOptions, table
     from pipeline.bench import bench as measure
 
     options = BenchOptions(documents, slow_documents, repetitions, task, to_the_end, tuple(only or ()))
-    result = measure(settings, options, lambda text: print(text, file=sys.stderr))
+    result = measure(settings, options, _say)
     print_facts(result.to_json() if as_json else None, table(result))
 
 
@@ -221,6 +229,10 @@ def main() -> None:
     except BrokenPipeError:  # standard output went away, as in "overnight report … | head"
         sys.stderr.close()
         sys.exit(EXIT_FAULT)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
 
 
 def _export(directory: Path, output: Path, *, force: bool, view: int | None = None) -> dict[str, Any]:

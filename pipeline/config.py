@@ -77,7 +77,11 @@ class StoreConfig(_Section):
 class KvCacheConfig(_Section):
     """Where keys and values live."""
 
-    placement: Literal["auto", "device", "offloaded", "disk"] = "auto"
+    placement: Literal["auto", "device", "offloaded", "disk", "quantized"] = Field(
+        "auto",
+        description="while a batch runs: offloaded, in host memory, layer by layer; disk, layer by layer from files in the run directory; "
+        "quantized, on the device in 8-bit floating point, which may change answers; auto never takes quantized",
+    )
     store: StoreConfig = StoreConfig()
 
 

@@ -178,7 +178,11 @@ def bind_tasks(
 def shared_identity(config: Config, model: Mapping[str, Any], resolved: Mapping[str, Any], context_tokens: int) -> dict[str, Any]:
     """The part of a task's identity that all tasks of a configuration share."""
     stored = config.kv_cache.store.format
-    lossy = {"kv_format": stored} if config.kv_cache.store.quota and stored not in ("as_computed", _HALF[resolved["dtype"]]) else {}
+    lossy: dict[str, Any] = (
+        {"kv_format": stored} if config.kv_cache.store.quota and stored not in ("as_computed", _HALF[resolved["dtype"]]) else {}
+    )
+    if config.kv_cache.placement == "quantized":  # auto never takes it
+        lossy["kv_placement"] = "quantized"
     return lossy | {
         "model": dict(model),
         "quantization": config.model.quantization,

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pipeline.bench import BenchOptions, bench, table
+from pipeline.bench_placements import bench_placements, placement_table
 from pipeline.config import Config, parse_config
 from pipeline.errors import UsageError
 
@@ -64,6 +65,28 @@ def test_wrong_names(demo_model_folder: Path, tmp_path: Path) -> None:
         bench(config, BenchOptions(task="long"))
     with pytest.raises(UsageError, match="no contestant 'vllm'"):
         bench(config, BenchOptions(contestants=("vllm",)))
+
+
+def test_placements(demo_model_folder: Path, tmp_path: Path) -> None:
+    config = _config(demo_model_folder, tmp_path, {"name": "short", "kind": "summarize"})
+    result = bench_placements(config, [40, 90, 10**6], new_tokens=3, repetitions=2)
+    assert [(line.placement, line.context_tokens) for line in result.lines] == [
+        (placement, tokens) for tokens in (40, 90) for placement in ("device", "offloaded", "disk", "quantized")
+    ]
+    assert "1,000,000" in result.skipped[0]
+    for line in result.lines:
+        assert line.prefill_seconds > 0
+        assert line.seconds_per_token > 0
+        if line.placement == "device":
+            assert line.decode_slower == line.prefill_slower == 1
+        if line.placement != "quantized":
+            assert line.same
+    device, quantized = result.lines[0], result.lines[3]
+    assert device.kv_bytes == 4 * quantized.kv_bytes
+    assert len(placement_table(result)) == 2 + 8 + 1
+    json.dumps(result.to_json())
+    with pytest.raises(UsageError, match="none of the prompt lengths"):
+        bench_placements(config, [10**6])
 
 
 def test_command(demo_model_folder: Path, tmp_path: Path) -> None:

@@ -91,6 +91,7 @@ class TransformersBackend:
         if plan.threads is not None:
             torch.set_num_threads(plan.threads)
         loaded = load_model(self._config.model, plan.dtype, offload_folder, say, self._location)
+        DiskLayer.folder = offload_folder / "kv"
         end_ids = () if to_the_end else self._tokenizer.end_ids
         return Contest(loaded, plan, end_ids=end_ids, pad_id=self._tokenizer.pad_id)
 

@@ -7,6 +7,8 @@ Tiers of one idea, a list of layers that are appended to and read in order:
 - ``offloaded`` on CUDA: the library's offloaded cache (pinned copies, side stream). Without CUDA it fails on an assertion in the
   middle of a forward pass, so there it is never asked for.
 - ``disk``: ``DiskLayer``, one file a layer; what a sliding window or a recurrent layer keeps is small and stays in memory.
+- ``quantized``: the library's 8-bit floating point layers, on the device; only for models whose layers are all full attention. Its 4-bit
+  layers refuse caches whose width times rows is no multiple of their groups, and quantize all columns again every 128 tokens.
 - ``offloaded`` elsewhere: ``OffloadedCache``. A layer's columns live in host memory. While layer i computes, one thread copies
   layer i + 1 beside it; the copy is joined with the new columns, used once and dropped, and only the new columns are written
   back. At any time at most two layers have a copy. On a CPU the "device" is the same memory, so this costs copies and gains
@@ -30,12 +32,13 @@ from transformers.cache_utils import (
     DynamicLayer,
     DynamicSlidingWindowLayer,
     LinearAttentionLayer,
+    QuantizedCache,
 )
 
 from pipeline.engine.disk_cache import DiskLayer
 
 AnyCache = Cache
-Placement = Literal["device", "offloaded", "disk"]
+Placement = Literal["device", "offloaded", "disk", "quantized"]
 _KeysValues = tuple[torch.Tensor, torch.Tensor]
 _prefetcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-prefetch")
 
@@ -162,7 +165,12 @@ class OffloadedCache(DynamicCache):
 
 
 def make_cache(config: Any, placement: Placement, device: torch.device, reserve_columns: int = 0) -> AnyCache:
-    """An empty cache for a model of ``config`` whose inputs are on ``device``, with room for ``reserve_columns``."""
+    """An empty cache for a model of ``config`` whose inputs are on ``device``, with room for ``reserve_columns``.
+
+    Raises ValueError where ``quantized`` is not for this model.
+    """
+    if placement == "quantized":
+        return QuantizedCache(backend="fp8", config=config)
     if placement == "offloaded" and device.type == "cuda":
         return DynamicCache(config=config, offloading=True)
     cache = OffloadedCache(config=config) if placement != "device" else DynamicCache(config=config)

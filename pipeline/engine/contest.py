@@ -16,11 +16,13 @@ import torch
 
 from pipeline.engine import attention
 from pipeline.engine.base import Engine
+from pipeline.engine.cache import Placement
 from pipeline.engine.choice import Decoder
 from pipeline.engine.decoders import open_decoder
 from pipeline.engine.engine import generation_of
-from pipeline.engine.forward import Forward, attention_as
+from pipeline.engine.forward import Forward, attention_as, synchronize
 from pipeline.engine.generate import Settings
+from pipeline.engine.kv_placements import Stay, stay, usable_placements
 from pipeline.engine.loading import LoadedModel
 from pipeline.engine.numerics import torch_dtype
 from pipeline.engine.score import score
@@ -108,12 +110,6 @@ class Stopwatch:
             self.passes.attention_padded += packed.padded if packed else 0
 
 
-def synchronize() -> None:
-    """Wait for what the device still has to compute; nothing to wait for on a CPU."""
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
-
-
 def _padding(ids: torch.Tensor, mask: Any) -> int:
     """Columns of ``ids`` that a two-dimensional mask calls padding."""
     if not isinstance(mask, torch.Tensor) or mask.dim() != 2:
@@ -163,6 +159,16 @@ class Contest:
             seconds = time.perf_counter() - began
         _count_ended_rows(watch.passes, requests, generations)
         return Heat(seconds, watch.passes, generations)
+
+    def placements(self) -> list[Placement]:
+        """Where this model's KV cache can be."""
+        return usable_placements(self._forward)
+
+    def stay(self, placement: Placement, ids: Sequence[int], new_tokens: int) -> Stay:
+        """Read one prompt and write ``new_tokens`` with its cache in ``placement``."""
+        settings = Settings(self.plan.prefill_chunk_tokens, 1, self.plan.batch_tokens, placement, self._pad_id)
+        with attention_as(self._loaded.model, str(self._loaded.facts["attention"])):
+            return stay(self._forward, placement, ids, new_tokens, settings)
 
     def matmul_flops(self) -> float:
         """Floating-point operations a second of a large square matrix product in the compute dtype: the machine's limit, now."""

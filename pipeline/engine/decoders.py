@@ -11,14 +11,16 @@ from typing import Literal
 
 from pipeline.engine.attention import IMPLEMENTATION
 from pipeline.engine.base import Engine
+from pipeline.engine.cache import make_cache
 from pipeline.engine.caches import Caches
 from pipeline.engine.choice import Decoder
 from pipeline.engine.continuous import ContinuousEngine
 from pipeline.engine.forward import Forward, attention_as
 from pipeline.engine.library import LibraryEngine, PlainEngine, disagreement
 from pipeline.engine.loading import LoadedModel
-from pipeline.engine.stages import Stages, not_reusable
+from pipeline.engine.stages import REUSABLE, Stages, not_reusable
 from pipeline.engine.support import sliding_window, spread, unsupported
+from pipeline.errors import ConfigError
 from pipeline.records import Plan
 
 _RECENT_SHARE = 8  # of a batch's tokens: documents kept in memory between two questions
@@ -31,8 +33,10 @@ def open_decoder(
     """The engine called ``name`` and what it is, for the report. ``static``: our own batches that run to their end together.
 
     An engine that has nothing to do leaves the model to the others. Without ``end_ids`` texts end by their length or by a loop.
-    ``caches``: where persisted caches are looked for.
+    ``caches``: where persisted caches are looked for. Raises ConfigError where a quantized KV cache is not for this model.
     """
+    if plan.placement == "quantized":
+        _require_quantizable(loaded)
     attention = str(loaded.facts["attention"])
     static = PlainEngine(loaded.model, plan, end_ids=end_ids, pad_id=pad_id, attention=attention)
     _prepare_stages(static, loaded, plan, caches, attention)
@@ -46,9 +50,20 @@ def open_decoder(
         return _library(name, loaded, plan, end_ids, pad_id, static, attention)
 
 
+def _require_quantizable(loaded: LoadedModel) -> None:
+    forward = Forward(loaded.model)
+    try:
+        make_cache(forward.config, "quantized", forward.device)
+    except (ValueError, KeyError, AttributeError) as error:
+        raise ConfigError(
+            "kv_cache.placement: quantized is for models whose layers are all full attention; this one has others. "
+            "Use device, offloaded or disk, or auto."
+        ) from error
+
+
 def _prepare_stages(static: PlainEngine, loaded: LoadedModel, plan: Plan, caches: Caches | None, attention: str) -> None:
     """Let static batches use the store, where caches of this family can be taken apart and put together again."""
-    if caches is None or plan.placement not in ("device", "offloaded"):
+    if caches is None or plan.placement not in REUSABLE:
         return
     with attention_as(loaded.model, attention):
         reason = not_reusable(loaded.model, plan.dtype)

@@ -1,7 +1,7 @@
 """The engine: a queue of requests, worked off batch by batch on one model under its plan, with a way out of every failure.
 
 Out of memory: the batch is halved, and the limit remembered for batches of that length; a request that does not fit alone is
-tried with smaller passes, then with the cache offloaded, then comes back as ``out_of_memory``. Any other exception: the rows of
+tried with smaller passes, then with the cache offloaded and on disk, then comes back as ``out_of_memory``. Any other exception: the rows of
 the batch are tried alone, and the one that raises again comes back as ``model_error``. Nothing is lost and nothing comes back empty.
 """
 
@@ -10,21 +10,28 @@ from __future__ import annotations
 import gc
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
 from pipeline.batching import RowLimits, batch_columns, next_batch, row_tokens
 from pipeline.engine.base import Listener
+from pipeline.engine.cache import Placement
 from pipeline.engine.forward import Forward
 from pipeline.engine.generate import NON_FINITE, Reply, Settings, generate
 from pipeline.engine.score import Scored, score
-from pipeline.engine.stages import Stages
+from pipeline.engine.stages import REUSABLE, Stages
 from pipeline.errors import OutOfMemory
 from pipeline.records import Decode, Generation, Plan, Request, Score
 
 _NO_MEMORY_TEXTS = ("not enough memory", "defaultcpuallocator", "out of memory", "cannot allocate memory")
+# Where keys and values go when even one document does not fit otherwise; never to a placement that changes answers.
+_FURTHER: Mapping[str, tuple[Placement, ...]] = {
+    "device": ("offloaded", "disk"),
+    "quantized": ("offloaded", "disk"),
+    "offloaded": ("disk",),
+}
 _SMALLEST_CHUNK_TOKENS = 16
 _Error = tuple[str, str]
 
@@ -107,7 +114,7 @@ class ModelEngine:
                 return [_failed(request, ("model_error", f"The model raised {type(error).__name__} on this prompt: {error}"))]
             free_memory()
         message = (
-            f"The prompt of {len(request.ids)} tokens ran out of memory alone, with the smallest passes and with its cache offloaded "
+            f"The prompt of {len(request.ids)} tokens ran out of memory alone, with the smallest passes and with its cache on disk "
             f"({error}); lower model.context_tokens, or raise model.max_memory."
         )
         return [_failed(request, ("out_of_memory", message))]
@@ -117,7 +124,8 @@ class ModelEngine:
         small = max(_SMALLEST_CHUNK_TOKENS, self._settings.prefill_chunk_tokens // 4)
         yield self._settings
         yield replace(self._settings, prefill_chunk_tokens=small, score_rows=1)
-        yield replace(self._settings, prefill_chunk_tokens=small, score_rows=1, placement="offloaded")
+        for placement in _FURTHER.get(self._settings.placement, ()):
+            yield replace(self._settings, prefill_chunk_tokens=small, score_rows=1, placement=placement)
 
     def _attempt(self, batch: Sequence[Request], settings: Settings) -> Sequence[Generation] | Exception:
         """Run ``batch``; an exception of the model is returned without the frames that hold its tensors."""
@@ -140,9 +148,10 @@ class ModelEngine:
         return failure
 
     def _replies(self, batch: Sequence[Request], settings: Settings) -> Sequence[Reply | Scored | _Error]:
-        staged = self.stages.replies(batch, self._end_ids, settings) if self.stages is not None else None
-        if staged is not None:
-            return staged
+        if self.stages is not None and settings.placement in REUSABLE:
+            staged = self.stages.replies(batch, self._end_ids, settings)
+            if staged is not None:
+                return staged
         prompts = [request.ids for request in batch]
         decodes = [request.ask for request in batch if isinstance(request.ask, Decode)]
         scores = [request.ask for request in batch if isinstance(request.ask, Score)]

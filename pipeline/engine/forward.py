@@ -98,3 +98,9 @@ def right_padded(rows: Sequence[Sequence[int]], pad_id: int, device: torch.devic
     ids = torch.tensor([list(row) + [pad_id] * (longest - len(row)) for row in rows], dtype=torch.long)
     mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows], dtype=torch.long)
     return ids.to(device), mask.to(device)
+
+
+def synchronize() -> None:
+    """Wait for what the device still has to compute; nothing to wait for on a CPU."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()

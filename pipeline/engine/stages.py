@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from pipeline.engine.cache import AnyCache, can_join, make_cache
+from pipeline.engine.cache import AnyCache, Placement, can_join, make_cache
 from pipeline.engine.documents import document_of
 from pipeline.engine.features import packed, watched
 from pipeline.engine.forward import Forward
@@ -27,6 +27,8 @@ from pipeline.records import Decode, Request, Score
 _Tensors = dict[str, torch.Tensor]
 _Answer = Reply | Scored | tuple[str, str]
 _TRIAL_TOKENS, _TRIAL_CUT = 40, 29
+# Placements whose layers can be taken apart into tensors.
+REUSABLE: tuple[Placement, ...] = ("device", "offloaded")
 
 
 @dataclass(frozen=True)

@@ -64,7 +64,7 @@ def _memory(forecast: Forecast) -> list[Quantity]:
             "cache",
             forecast.cache_bytes,
             "bytes",
-            "slots of the longest rows under way together, and shared prefixes; off the device, rows x their length",
+            "slots of the longest rows together, and shared prefixes; elsewhere rows x length",
         ),
         Quantity("cache_room", forecast.cache_room_bytes, "bytes", "half of what is left beside weights and a pass"),
         Quantity("activations", forecast.activation_bytes, "bytes", "the fullest moment of a pass x the allocator's share"),

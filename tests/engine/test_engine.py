@@ -13,6 +13,7 @@ import torch
 
 from pipeline.engine.base import Engine
 from pipeline.engine.cache import OffloadedCache
+from pipeline.engine.disk_cache import DiskLayer
 from pipeline.engine.engine import ModelEngine
 from pipeline.errors import OutOfMemory
 from pipeline.records import Decode, Generation, Plan, Request, Score
@@ -124,7 +125,7 @@ def test_every_kind_of_out_of_memory_is_known(error: Exception, plain: list[Gene
 
 
 @pytest.mark.parametrize("ask", [ASK, LABELS])
-def test_alone_then_smaller_passes_then_offloaded(ask: Decode | Score) -> None:
+def test_alone_then_smaller_passes_then_offloaded_then_on_disk(ask: Decode | Score) -> None:
     def small_passes_only(ids: torch.Tensor, mask: torch.Tensor, cache: Any) -> None:
         if ids.shape[1] > 20:
             exhaust_memory()
@@ -133,9 +134,13 @@ def test_alone_then_smaller_passes_then_offloaded(ask: Decode | Score) -> None:
         if not isinstance(cache, OffloadedCache):
             exhaust_memory()
 
+    def disk_only(ids: torch.Tensor, mask: torch.Tensor, cache: Any) -> None:
+        if not isinstance(cache.layers[0], DiskLayer):
+            exhaust_memory()
+
     plan = dataclasses.replace(PLAN, prefill_chunk_tokens=64)
     expected = finished(engine_with(lambda ids, mask, cache: None), requests(ask, (40,)))[0]
-    for check, placement in ((small_passes_only, "device"), (offloaded_only, "offloaded")):
+    for check, placement in ((small_passes_only, "device"), (offloaded_only, "offloaded"), (disk_only, "disk")):
         [found] = finished(engine_with(check, plan), requests(ask, (40,)))
         assert found.placement == placement
         assert found.error is None

@@ -21,6 +21,7 @@ from pipeline.engine.engine import ModelEngine
 from pipeline.engine.library import LibraryEngine
 from pipeline.engine.loading import LoadedModel
 from pipeline.engine.placement import Placement
+from pipeline.errors import ConfigError
 from pipeline.records import Decode, Generation, Plan, Request, Sampling, Score
 from tests.engine.test_engine import exhaust_memory
 from tests.equivalence.equality import assert_equal_texts, reference_text
@@ -63,6 +64,16 @@ class Sign:
 
 def loaded(model: Any) -> LoadedModel:
     return LoadedModel(model, Placement({"": "cpu"}, {}, 0), {"attention": model.config._attn_implementation})
+
+
+def test_a_quantized_cache_is_refused_where_layers_are_not_all_full_attention() -> None:
+    plan = dataclasses.replace(PLAN, placement="quantized")
+    for family in ("mistral (sliding window)", "qwen3_next (hybrid)"):
+        with pytest.raises(ConfigError, match=r"kv_cache\.placement: quantized"):
+            open_decoder("overnight", loaded(tiny_model(family)), plan, end_ids=END_IDS, pad_id=0)
+    engine, told = open_decoder("overnight", loaded(tiny_model("llama (GQA)")), plan, end_ids=END_IDS, pad_id=0)
+    assert isinstance(engine, ModelEngine)
+    assert "quantized" in told
 
 
 def opened(name: Any, model: Any, plan: Plan = PLAN, end_ids: Sequence[int] = END_IDS) -> LibraryEngine:

@@ -82,6 +82,17 @@ def test_same_texts(family: str, path: str, record_property: Any) -> None:
         assert max(generation.batch_rows for generation in done) > 1
 
 
+@pytest.mark.parametrize("family", ["llama (GQA)", "gpt_neox (MHA)", "falcon (MQA)"])
+def test_quantized_caches_give_about_the_same_scores(family: str) -> None:
+    """Eight bits a number: another answer now and then, never a wrong row."""
+    model, _, scores = made(family)
+    done = run(model, dataclasses.replace(WIDE, placement="quantized", prefill_chunk_tokens=16), Score(CONTINUATIONS))
+    found, expected = torch.tensor([generation.scores for generation in done]), torch.tensor(scores)
+    assert found.ne(expected).any()
+    assert ((found - expected).abs().mean(dim=0) < 0.25 * expected.std(dim=0)).all()
+    assert torch.cdist(found, expected).argmin(dim=1).tolist() == list(range(len(LENGTHS)))
+
+
 @families
 @pytest.mark.parametrize("path", PATHS)
 def test_same_scores(family: str, path: str) -> None:
