@@ -22,6 +22,8 @@ def next_steps(
         more = shape.kv_bytes(wish.typical_tokens, wish.kept_dtype, rows) / CACHE_SHARE
         return [f"{amount(more / have.usable_share)} more {have.memory_name} would let {2 * rows} rows decode together instead of {rows}"]
     found = []
+    if wish.cache_place in ("ram", "disk") and need.together_bytes <= have.device_bytes:
+        return [f"with kv_cache.placement auto everything stays {have.device_name}: it fits"]
     left = have.device_bytes - need.weights_bytes - need.activation_bytes
     if left > 0:
         shorter = shape.tokens_in(left, wish.kept_dtype)
@@ -40,6 +42,10 @@ def next_steps(
         found.append("with model.quantization none the weights may be split over card, RAM and disk, which works but is slow")
     if verdict == "does not fit" and have.on_card and need.together_bytes <= have.ram_bytes:
         found.append(f"with model.device_map cpu everything is computed in RAM ({amount(have.ram_bytes)} may be used), slowly")
+    if verdict == "does not fit" and wish.cache_place is not None and not wish.cache_dtype:
+        found.append(
+            f"with kv_cache.placement auto RAM ({amount(have.ram_bytes)} beside) and disk ({amount(have.disk_bytes)}) are tried too"
+        )
     short = need.together_bytes - have.device_bytes
     found.append(f"{amount(short / have.usable_share)} more {have.memory_name} would hold everything")
     return found

@@ -92,8 +92,54 @@ def test_the_memory_that_is_asked_for_is_enough() -> None:
     assert forecast("Llama 2 7B", replace(machine, gpu_bytes=(int((24 + more) * GIB),)), context=32768).verdict == "resident"
 
 
+def test_auto_takes_the_disk_only_where_no_memory_holds_a_document() -> None:
+    machine = with_disk(described("24GiB", "16GiB"))
+    on_disk = forecast("Llama 2 7B", machine, context=32768, rows=1)
+    assert (on_disk.verdict, on_disk.cache_place) == ("cache offloaded", "disk")
+    assert on_disk.disk_peak_bytes == 16 * GIB
+    assert on_disk.vram_peak_bytes <= 24 * GIB
+    assert on_disk.transfer_bytes >= 16 * GIB
+    assert "very slow" in words(on_disk)
+    assert on_disk.batch_tokens >= 32768
+    assert forecast("Llama 2 7B", with_disk(described("24GiB", "64GiB")), context=32768).cache_place == "ram"
+    assert forecast("Llama 2 7B", with_disk(machine, 10 * 10**9), context=32768).verdict == "does not fit"
+
+
+def test_short_documents_are_not_slowed_by_what_longer_ones_would_need() -> None:
+    found = forecast("Llama 2 7B", with_disk(described("24GiB", "16GiB")), context=32768, longest_tokens=4000)
+    assert (found.verdict, found.cache_place) == ("resident", "device")
+    assert found.context_tokens == 32768
+
+
+def test_the_disk_holds_what_grows_and_memory_a_layer_at_a_time() -> None:
+    shape = model_shape(KNOWN["Gemma 2 9B"].config)
+    found = forecast("Gemma 2 9B", with_disk(described(ram="64GiB")), context=8192, rows=1, stored_dtype="float16", cache_place="disk")
+    assert (found.verdict, found.cache_place) == ("cache offloaded", "disk")
+    assert found.disk_peak_bytes == shape.far_bytes(8192, "float16")
+    assert 0 < shape.far_bytes(8192, "float16") < shape.kv_bytes(8192, "float16")
+    in_memory = forecast("Gemma 2 9B", with_disk(described(ram="64GiB")), context=8192, rows=1, stored_dtype="float16")
+    saved = in_memory.ram_peak_bytes - found.ram_peak_bytes
+    assert saved == shape.kv_bytes(8192, "float16") - shape.near_bytes(8192, "float16")
+    assert found.step is not None
+    assert in_memory.step is not None
+    assert found.step.seconds > in_memory.step.seconds
+    assert any("placement auto" in step for step in found.next_steps)
+
+
+def test_a_cache_in_eight_bits_takes_half_and_only_if_asked_for() -> None:
+    machine = described("24GiB", "16GiB")
+    plain = forecast("Llama 2 7B", machine, context=20000)
+    packed = forecast("Llama 2 7B", machine, context=20000, cache_place="device", cache_dtype="float8")
+    assert plain.verdict != "resident"
+    assert any("kv_cache.placement quantized" in step for step in plain.next_steps)
+    assert (packed.verdict, packed.cache_place) == ("resident", "device")
+    assert "in 8 bits, as configured" in words(packed)
+    small = [forecast("Llama 2 7B", described("80GiB", "64GiB"), rows=4, cache_dtype=kind).cache_bytes for kind in (None, "float8")]
+    assert small[0] == 2 * small[1]
+
+
 def test_a_gqa_model_is_not_blamed() -> None:
-    found = forecast("Llama 3 8B", described("18GiB", "64GiB"), context=32768)
+    found = forecast("Llama 3 8B", described("19GiB", "64GiB"), context=32768)
     assert found.verdict == "cache offloaded"
     assert not any("MHA" in text for text in found.warnings)
 
