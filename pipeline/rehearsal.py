@@ -123,7 +123,7 @@ def _made_up(request: Request) -> Generation:
     if not isinstance(request.ask, Decode):
         scores = tuple(-1.0 - index for index in range(len(request.ask.continuations)))
         return Generation(request.request_id, scores=scores, prompt_tokens=len(request.ids))
-    own = request.ids[min(request.prefix_tokens, len(request.ids) - 1) :]
+    own = request.ids[max(0, min(request.prefix_tokens, len(request.ids) - 1)) :] or (0,)
     count = request.ask.max_new_tokens
     words = (own * (count // len(own) + 1))[:count]
     return Generation(request.request_id, token_ids=words, finish_reason="length", prompt_tokens=len(request.ids))

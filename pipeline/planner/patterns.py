@@ -33,7 +33,9 @@ def layer_types(c: Reading, pattern: Callable[[Reading], list[str]] | None, wind
     listed = c.get("layer_types") or c.get("layers_block_type") or _indexed(c)
     if listed is None:
         listed = pattern(c) if pattern else [_uniform(c, window)] * c.layers
-    kinds = [_OLD_NAMES.get(kind, kind) for kind in listed]
+    if not isinstance(listed, list | tuple):
+        raise CannotPlan(f"cannot plan this layer kind: {listed!r} is no list of kinds (model type {c.family!r})")
+    kinds = [_OLD_NAMES.get(str(kind), str(kind)) for kind in listed]
     unknown = sorted(set(kinds) - set(KNOWN))
     if unknown:
         raise CannotPlan(f"cannot plan this layer kind: {', '.join(unknown)} (model type {c.family!r})")

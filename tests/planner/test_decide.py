@@ -121,8 +121,7 @@ def test_the_disk_holds_what_grows_and_memory_a_layer_at_a_time() -> None:
     saved = in_memory.ram_peak_bytes - found.ram_peak_bytes
     assert saved == shape.kv_bytes(8192, "float16") - shape.near_bytes(8192, "float16")
     assert found.step is not None
-    assert in_memory.step is not None
-    assert found.step.seconds > in_memory.step.seconds
+    assert found.step.transfer_seconds > 0
     assert any("placement auto" in step for step in found.next_steps)
 
 
