@@ -90,8 +90,9 @@ def bench(
         found = bench_placements(settings, context or DEFAULT_CONTEXTS, repetitions=repetitions, say=_say)
         print_facts(found.to_json() if as_json else None, placement_table(found))
         return
-    from pipeline.bench import BenchOptions, table
     from pipeline.bench import bench as measure
+    from pipeline.bench_results import table
+    from pipeline.bench_turns import BenchOptions
 
     options = BenchOptions(documents, slow_documents, repetitions, task, to_the_end, tuple(only or ()))
     result = measure(settings, options, _say)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pipeline.planner.hardware import Hardware
 
 _BAR = 30
+_FREE = "200GB"
 
 
 def plan(
@@ -29,7 +30,7 @@ def plan(
     ram: Annotated[str | None, typer.Option(help="... its RAM, e.g. 64GiB.")] = None,
     pcie: Annotated[str | None, typer.Option(help="... the link between them, e.g. 4.0x16.")] = None,
     cores: Annotated[int | None, typer.Option(min=1, help="... its processor cores.")] = None,
-    disk: Annotated[str, typer.Option(help="... its disk: nvme, sata or hdd.")] = "nvme",
+    disk: Annotated[str, typer.Option(help=f"... its disk: nvme, sata or hdd, and what is free, e.g. nvme:500GB; else {_FREE}.")] = "nvme",
     measure: Annotated[bool, typer.Option("--measure", help="Load the model and time it on a few of the documents first; kept.")] = False,
     tables: Annotated[
         bool, typer.Option("--tables", help="Also tables: cache by context, tokens by kind of attention, models by card.")
@@ -81,7 +82,7 @@ def _machine(
         return None
     from pipeline.planner.described import described
 
-    return described(None if vram == "0" else vram, ram, pcie, cores, disk)
+    return described(None if vram == "0" else vram, ram, pcie, cores, disk if ":" in disk else f"{disk}:{_FREE}")
 
 
 def _show(found: Outlook, *, tables: bool, drawn: list[Path], as_json: bool) -> None:

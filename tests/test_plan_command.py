@@ -113,6 +113,26 @@ def test_without_documents_memory_is_planned_all_the_same(night: ANight) -> None
     assert any("documents could not be read" in note for note in facts["notes"])
 
 
+def test_an_unknown_kind_of_layer_is_named_and_refused(night: ANight, tmp_path: Path) -> None:
+    kinds = ["full_attention"] * 31 + ["holographic_attention"]
+    a_model(tmp_path / "model", model_type="qwen3", architectures=["Qwen3ForCausalLM"], head_dim=128, layer_types=kinds)
+    done = night.command("plan", str(night.config), "--ram", "32GiB", "--json")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "cannot plan this layer kind: holographic_attention" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_cache_that_no_memory_holds_goes_to_the_disk(night: ANight) -> None:
+    few = ("--vram", "8GiB", "--ram", "2GiB", "--set", "model.context_tokens=8192")
+    assert plan(night, *few)["plan"]["placement"] == "device"  # the documents are short
+    facts = plan(night, *few, "--set", "kv_cache.placement=disk")
+    assert facts["plan"]["placement"] == "disk"
+    assert facts["forecast"]["cache_place"] == "disk"
+    assert value(facts, "disk_peak") > 0
+    small = night.command("plan", str(night.config), *few, "--disk", "nvme:2MiB", "--set", "kv_cache.placement=disk").stdout
+    assert "the disk of the run directory does not hold" in small
+
+
 def test_an_unknown_family_is_named_and_nothing_is_predicted(night: ANight, tmp_path: Path) -> None:
     a_model(tmp_path / "model", model_type="recurrent_gemma", architectures=["RecurrentGemmaForCausalLM"])
     facts = plan(night, "--ram", "32GiB", "--set", "model.context_tokens=1024")

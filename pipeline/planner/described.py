@@ -42,18 +42,22 @@ def described(
 ) -> Hardware:
     """A machine from the words of the command line; ``vram`` may be one size, several, or ``2x24GiB``. Raises ConfigError.
 
-    Speeds are typical ones of such a machine (planner/links.py).
+    ``disk``: its kind, and after a colon what is free on it; without that nothing is. Speeds are typical ones of such a machine
+    (planner/links.py).
     """
     listed = [vram] if isinstance(vram, str) else list(vram or ())
     cards = tuple(size for text in listed for size in _cards(text))
     link = parse_link(pcie) if pcie else Link(4, 16) if cards else None
-    if disk not in _DISKS:
-        raise ConfigError(f"{disk!r} is not a kind of disk; known are {', '.join(_DISKS)}")
+    kind, _, free = disk.partition(":")
+    if kind not in _DISKS:
+        raise ConfigError(f"{kind!r} is not a kind of disk; known are {', '.join(_DISKS)}, with what is free on it: nvme:500GB")
+    disks = (Disk("/", _size("--disk", free)),) if free else ()
     memory = _size("--ram", ram) if ram is not None else 16 * 2**30
     count = _DEFAULT_CORES if cores is None else cores
     if count < 1:
         raise ConfigError(f"--cores is {count}; a machine has at least one")
-    return Hardware(count, memory, cards, rates=typical_rates(cards, count, link, _DISKS[disk]), link=str(link) if link else "")
+    rates = typical_rates(cards, count, link, _DISKS[kind])
+    return Hardware(count, memory, cards, disks=disks, rates=rates, link=str(link) if link else "")
 
 
 def read_hardware(path: Path) -> Hardware:
