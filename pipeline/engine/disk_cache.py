@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicLayer
 
-_SPARE_COLUMNS = 64  # room behind the columns that are read, for those that are computed meanwhile
+_SPARE_COLUMNS = 64  # room behind the columns that are read, for those that are computed meanwhile; as many as the last pass had, if more
 _COPIED_COLUMNS = 1024  # rows are picked from a file in stretches of so many columns
 _prefetcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-disk")
 
@@ -76,12 +76,14 @@ class DiskLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # the library's
         super().__init__()  # type: ignore[no-untyped-call]  # the library's constructor has no types
         self._held: tuple[_Columns, _Columns] | None = None
         self._pending: Future[tuple[torch.Tensor, torch.Tensor]] | None = None
+        self._spare_columns = _SPARE_COLUMNS
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Append (rows, heads, new columns, width); returns all columns, on the device of the new ones."""
         if self._held is None:
             self._held = (_Columns(self.folder, key_states), _Columns(self.folder, value_states))
             self.is_initialized = True
+        self._spare_columns = max(_SPARE_COLUMNS, key_states.shape[2])
         self.start_fetch()
         pending, self._pending = self._pending, None
         assert pending is not None
@@ -99,7 +101,7 @@ class DiskLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # the library's
     def _read(self) -> tuple[torch.Tensor, torch.Tensor]:
         assert self._held is not None
         with torch.inference_mode():  # the mode is per thread
-            keys, values = (held.read(0, held.columns, _SPARE_COLUMNS) for held in self._held)
+            keys, values = (held.read(0, held.columns, self._spare_columns) for held in self._held)
             return keys, values
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
