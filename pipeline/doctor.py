@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from pipeline.config import Config, load_config
+from pipeline.config import Config, load_config, store_folder
 from pipeline.engine.facts import Finding, check_environment
 from pipeline.errors import OvernightError
 from pipeline.outlook import Outlook, look
@@ -81,13 +81,22 @@ def _memory(found: Outlook) -> Iterator[Finding]:
 
 
 def _disk(found: Outlook) -> Iterator[Finding]:
-    disk = disk_of(Path(found.config.run.directory))
-    needed = (found.forecast.disk_peak_bytes if found.forecast else 0) + _FREE_DISK_BYTES
-    free = f"{disk.free_bytes / 1e9:.1f} GB are free where the run directory is"
-    if disk.free_bytes >= needed:
-        yield Finding("disk", "ok", free)
-    else:
-        yield Finding("disk", "warn", f"{free}, and {needed / 1e9:.1f} GB may be needed; free some, or move run.directory")
+    """The run directory's disk, and that of a store that lies elsewhere."""
+    forecast, store = found.forecast, found.config.kv_cache.store
+    kept = min(forecast.store_bytes or 0, store.quota) if forecast and forecast.keep_documents else 0
+    needed = (forecast.disk_peak_bytes if forecast else 0) + _FREE_DISK_BYTES
+    if store.path is not None and kept:
+        needed -= kept
+        yield _room(store_folder(found.config), kept + store.keep_free, "the KV store", "kv_cache.store.path, or lower its quota")
+    yield _room(Path(found.config.run.directory), needed, "the run directory", "run.directory")
+
+
+def _room(folder: Path, needed_bytes: int, what: str, remedy: str) -> Finding:
+    free_bytes = disk_of(folder).free_bytes
+    free = f"{free_bytes / 1e9:.1f} GB are free where {what} is"
+    if free_bytes >= needed_bytes:
+        return Finding("disk", "ok", free)
+    return Finding("disk", "warn", f"{free}, and {needed_bytes / 1e9:.1f} GB may be needed; free some, or move {remedy}")
 
 
 def _time(found: Outlook) -> Iterator[Finding]:

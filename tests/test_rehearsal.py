@@ -10,7 +10,7 @@ import pytest
 from pipeline.config import LabelTask, SummarizeTask
 from pipeline.prompts import FrameBuilder
 from pipeline.records import Document, Origin, Reject
-from pipeline.rehearsal import Sampler, load_of, rehearse, rough_load
+from pipeline.rehearsal import Sampler, load_of, longest_row, rehearse, rough_load
 from pipeline.tasks import Setting, Task, build_task
 from pipeline.testing import ByteTokenizer
 
@@ -51,8 +51,34 @@ def test_a_long_one_is_asked_in_parts_and_reduced() -> None:
 
 def test_a_label_tree_rides_along_and_writes_nothing() -> None:
     (question,) = rehearse(task(kind="label", labels=["world", "sports", "science"]), document(0, 2)).questions
-    # Of w-o-r-l-d, s-(p-o-r-t-s | c-i-e-n-c-e) all but the ends are nodes: 5 + 1 + 5 + 6.
-    assert (question.new_tokens, question.row_tokens, question.logits) == (0, 0, 1 + 5 + 1 + 5 + 6)
+    # Of " "-(w-o-r-l-d | s-(p-o-r-t-s | c-i-e-n-c-e)) all but the ends are nodes.
+    assert (question.new_tokens, question.row_tokens, question.logits) == (0, 0, 1 + 1 + 4 + 1 + 4 + 5)
+
+
+def test_the_longest_row_is_that_of_the_longest_document_and_never_beyond_the_context() -> None:
+    tasks = [task(kind="summarize", max_output_tokens=40), task(kind="label", labels=["world", "sports"])]
+    sampler = Sampler()
+    list(sampler.watch(document(number, sentences) for number, sentences in enumerate((1, 4, 2))))
+    assert sampler.longest is not None
+    assert sampler.longest.id == "d1"
+    longest = longest_row(tasks, sampler.longest)
+    rows = [question.shared_tokens + question.own_tokens + question.new_tokens for each in tasks for question in
+            rehearse(each, document(0, 4)).questions]  # fmt: skip
+    assert longest == max(rows)
+    assert longest_row(tasks, document(0, 1)) < longest  # type: ignore[operator]
+    assert longest_row(tasks, document(0, 60)) <= 600  # type: ignore[operator]
+    assert longest_row(tasks, None) is None
+    assert longest_row(tasks, document(0, 20_000)) is None
+
+
+def test_several_questions_about_a_document_read_it_once() -> None:
+    setting = Setting(ByteTokenizer(), FrameBuilder(ByteTokenizer(), "document_first", {}, "2026-01-31"), 2000)
+    several = build_task(
+        LabelTask(name="t", kind="label", instructions="Which?", labels=["world", "sports", "science"], multi=True), setting, {}
+    )
+    questions = rehearse(several, document(0, 3)).questions
+    assert [question.reads_document for question in questions] == [True, False, False]
+    assert all(len(SENTENCE) * 3 - 2 <= question.document_tokens < question.own_tokens for question in questions)
 
 
 def test_a_document_that_fails_is_counted_as_that() -> None:
