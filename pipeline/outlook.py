@@ -23,7 +23,7 @@ from pipeline.planner.quantities import Quantity, quantities
 from pipeline.planner.work import Estimate, TaskLoad, histogram
 from pipeline.preparation import Ground, bind_tasks, ground_of, resolve, shared_identity
 from pipeline.records import Document, Plan, Reject
-from pipeline.rehearsal import Sampler, load_of, longest_row, rough_load
+from pipeline.rehearsal import Sampler, load_of, longest_row, rough_load, rough_longest_row
 from pipeline.sources import read_source
 from pipeline.tasks import Task
 
@@ -138,17 +138,17 @@ def _read(found: Outlook) -> None:
         return
     found.documents, found.characters = sampler.documents, sampler.characters
     known = found.ground.calibration.output_tokens
-    found.ground = found.ground.knowing(longest_row(found.tasks, sampler.longest))
+    longest = None if patience.lost else sampler.longest
+    answers = {task.name: task.max_output_tokens if task.kind == "summarize" else 0 for task in found.config.tasks}
     if found.tasks:
+        found.ground = found.ground.knowing(longest_row(found.tasks, longest))
         found.loads = tuple(
             load_of(task, sampler.sample, sampler.documents, sampler.characters, known.get(task.job.fingerprint)) for task in found.tasks
         )
     else:
         context = found.ground.wish.context_tokens
-        found.loads = tuple(
-            rough_load(task.name, task.kind, sampler, context, task.max_output_tokens if task.kind == "summarize" else 0)
-            for task in found.config.tasks
-        )
+        found.ground = found.ground.knowing(rough_longest_row(longest, max(answers.values())))
+        found.loads = tuple(rough_load(task.name, task.kind, sampler, context, answers[task.name]) for task in found.config.tasks)
     _remark_failures(found)
 
 

@@ -21,6 +21,7 @@ SAMPLE_DOCUMENTS = 64
 # Longer texts are counted whole but rehearsed only so often: one that takes minutes to tokenize would cost more than it tells.
 _SAMPLE_CHARACTERS = 1_000_000
 _ALL_QUESTIONS = 10**9
+_WORDS_TOKENS = 60  # around a document, where nothing else is known of prompts
 # The engine reads a shared beginning by itself only from this length on.
 _LEAST_SHARED_TOKENS = 16
 
@@ -98,6 +99,11 @@ def longest_row(tasks: Sequence[Task], longest: Document | None) -> int | None:
     return max((question.shared_tokens + question.own_tokens + question.new_tokens for question in found), default=None)
 
 
+def rough_longest_row(longest: Document | None, output_tokens: int) -> int | None:
+    """Where there is no tokenizer: two characters a token, so that few texts are longer, and words around the document."""
+    return None if longest is None else len(longest.text) // 2 + _WORDS_TOKENS + output_tokens
+
+
 def _question(request: Request, read: set[tuple[int, ...]]) -> Question:
     """``read``: documents that earlier questions began with, to which this one's is added."""
     shared = min(request.prefix_tokens, len(request.ids) - 1)
@@ -136,7 +142,7 @@ def rough_load(name: str, kind: str, sampler: Sampler, context_tokens: int, outp
     for document in sampler.sample:
         tokens = max(1, len(document.text) // 4)
         parts = -(-tokens // room)
-        each = Question(-(-tokens // parts) + 60, 0, output_tokens)
-        more = (Question(min(room, parts * output_tokens) + 60, 0, output_tokens),) if parts > 1 and output_tokens else ()
+        each = Question(-(-tokens // parts) + _WORDS_TOKENS, 0, output_tokens)
+        more = (Question(min(room, parts * output_tokens) + _WORDS_TOKENS, 0, output_tokens),) if parts > 1 and output_tokens else ()
         asked.append(Asked(len(document.text), tokens, (each,) * parts + more))
     return TaskLoad(name, kind, sampler.documents, sampler.characters, tuple(asked))
