@@ -89,14 +89,18 @@ def _keeps(wish: Wish, mean_tokens: float, crossover: int | None, size: int, rea
         why = "kv_cache.store.quota is 0" if not store.quota_bytes else "kv_cache.store.documents is never"
         reasons.append(f"documents' caches are not kept: {why}")
         return False
-    if store.documents == "auto" and (wish.tasks < 2 or wish.layout == "instructions_first"):
+    if store.documents == "auto" and (wish.questions_asked < 2 or wish.layout == "instructions_first"):
         reasons.append(_why_not_asked_again(wish, crossover, size))
         return False
     if store.documents == "auto" and (crossover is None or mean_tokens < crossover):
         pays = "reading a stored cache never beats computing it here" if crossover is None else f"only beyond {crossover:,} tokens it pays"
         reasons.append(f"documents' caches are not kept on disk: {pays}")
         return False
-    why = "kv_cache.store.documents is always" if store.documents == "always" else f"{wish.tasks} questions are asked about each document"
+    why = (
+        "kv_cache.store.documents is always"
+        if store.documents == "always"
+        else f"{wish.questions_asked} questions are asked about each document"
+    )
     order = "the document comes first" if wish.layout == "document_first" else "instructions come first"
     beats = f", as reading one beats computing it beyond {crossover:,} tokens" if crossover is not None else ""
     reasons.append(f"{why}: {order}, and documents' caches ({amount(size)} in all) are kept{beats}")
@@ -109,12 +113,12 @@ def _keeps(wish: Wish, mean_tokens: float, crossover: int | None, size: int, rea
 
 
 def _why_not_asked_again(wish: Wish, crossover: int | None, size: int) -> str:
-    if wish.tasks < 2:
+    if wish.questions_asked < 2:
         return "one question only: instructions come first, so that all prompts share them; documents' caches would not be read again"
     pays = (
         f", and reading its stored cache would beat computing it beyond {crossover:,} tokens ({amount(size)} in all)" if crossover else ""
     )
     return (
-        f"{wish.tasks} questions are asked about each document{pays}; this night puts instructions first, so that a task's prompts share "
-        "their beginning instead"
+        f"{wish.questions_asked} questions are asked about each document{pays}; this night puts instructions first, so that a task's "
+        "prompts share their beginning instead"
     )

@@ -66,7 +66,7 @@ def wish_of(
         context_tokens=_context(config, shape),
         rows=config.engine.batch_rows,
         chunk_tokens=config.engine.prefill_chunk_tokens,
-        tasks=questions_about_a_document(config),
+        questions_asked=questions_about_a_document(config),
         store=StoreWish(store.quota, store.documents, store.format),
         process_bytes=process_bytes,
         stored_dtype=stored_dtype,

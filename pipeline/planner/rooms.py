@@ -36,7 +36,7 @@ class StoreWish:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is asked for. ``rows`` None: as many as fit. ``tasks`` ask about the same documents.
+    """What is asked for. ``rows`` None: as many as fit. ``questions_asked`` are those about each document.
 
     ``chunk_tokens`` None: what suits the device. ``loads``: what sampled documents would ask, a task each; ``work`` is a plainer way to
     say it. ``process_bytes``: of a worker after its imports. ``stored_dtype``: numbers of the weight files. ``cache_place``: where the
@@ -49,7 +49,7 @@ class Wish:
     context_tokens: int
     rows: int | None = None
     chunk_tokens: int | None = None
-    tasks: int = 1
+    questions_asked: int = 1
     work: Workload | None = None
     deadline_seconds: float | None = None
     loads: tuple[TaskLoad, ...] = ()
@@ -73,12 +73,12 @@ class Wish:
 
     @property
     def typical_tokens(self) -> int:
-        """Length of a row: of a mean document with what is asked and answered, or the whole context where no documents are known."""
+        """Length of a row: of a mean document with what is asked and answered, or the longest row where no documents are known."""
         rows = [question.shared_tokens + question.own_tokens + question.new_tokens for question in self.questions]
         if rows:
             return min(self.context_tokens, max(1, sum(rows) // len(rows)))
         if self.work is None or not self.work.lengths:
-            return self.context_tokens
+            return self.row_tokens
         return min(self.context_tokens, int(self.work.mean_tokens) + self.work.instruction_tokens + self.work.output_tokens)
 
     @property

@@ -29,7 +29,7 @@ WISH = Wish("none", "float16", 4096)
 
 def forecast(tokens: int = 2000, **wish: Any) -> Forecast:
     store = StoreWish(wish.pop("quota", 10**12), wish.pop("documents", "auto"))
-    given = {"tasks": 3, "layout": "document_first", "work": Workload([tokens] * 50, 50, 64, 100, 100), **wish}
+    given = {"questions_asked": 3, "layout": "document_first", "work": Workload([tokens] * 50, 50, 64, 100, 100), **wish}
     return decide(model_shape(KNOWN["Llama 3 8B"].config), MACHINE, replace(WISH, store=store, **given))
 
 
@@ -88,11 +88,11 @@ def test_what_is_asked_again_is_kept() -> None:
 
 
 def test_what_is_not_asked_again_is_not_kept_unless_the_user_says_so() -> None:
-    assert not forecast(tasks=1, layout="instructions_first").keep_documents
+    assert not forecast(questions_asked=1, layout="instructions_first").keep_documents
     beside = forecast(layout="instructions_first")
     assert not beside.keep_documents
     assert "puts instructions first" in words(beside)
-    assert forecast(tasks=1, documents="always").keep_documents
+    assert forecast(questions_asked=1, documents="always").keep_documents
     assert forecast(documents="never").disk_peak_bytes == 0
 
 
@@ -116,7 +116,7 @@ def test_a_later_task_reads_only_its_question_when_documents_come_first() -> Non
         question = Question(1060, 0, 0, 3, document_tokens=1000 if first else 0)
         return tuple(TaskLoad(name, "label", 50, 200_000, (Asked(4000, 1000, (question,)),) * 3) for name in ("a", "b"))
 
-    shared = forecast(work=None, tasks=2, loads=loads(first=True))
-    apart = forecast(work=None, tasks=2, loads=loads(first=False), layout="instructions_first")
+    shared = forecast(work=None, questions_asked=2, loads=loads(first=True))
+    apart = forecast(work=None, questions_asked=2, loads=loads(first=False), layout="instructions_first")
     assert shared.tasks[0].read_seconds.value == pytest.approx(apart.tasks[0].read_seconds.value)
     assert shared.tasks[1].read_seconds.value < apart.tasks[1].read_seconds.value / 5
