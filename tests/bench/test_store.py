@@ -18,7 +18,7 @@ from tests.nights import ANight
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(7200)]
 
 COUNT = int(os.environ.get("OVERNIGHT_BENCH_DOCUMENTS", "40"))
-TURNS = 3
+TURNS = 5
 CHARACTERS = 9_000  # of these texts, about 2,000 tokens
 ROOT = Path(__file__).parents[2]
 FIRST: dict[str, Any] = {"name": "topic", "kind": "label", "labels": ["world", "sports", "business", "science"]}
