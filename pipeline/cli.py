@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from pipeline.cli_cache import app as cache_commands
+from pipeline.cli_plan import plan
 from pipeline.cli_quality import add_quality_commands
 from pipeline.cli_words import AsJson, ConfigPath, Overrides, RunPath, open_ledger, print_facts
 from pipeline.errors import EXIT_DONE, EXIT_FAULT, EXIT_STOPPED, EXIT_USAGE, OvernightError
@@ -62,29 +63,7 @@ def run(
     raise typer.Exit(result.exit_code)
 
 
-@app.command()
-def plan(config: ConfigPath, overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Show what a run would decide on this machine, without loading weights."""
-    import dataclasses
-
-    from pipeline.backends import open_backend
-    from pipeline.config import load_config
-    from pipeline.preparation import prepare, resolve
-
-    settings = load_config(config, overrides or ())
-    backend = open_backend(settings)
-    prepared = prepare(settings, backend, resolve(settings, backend, {}))
-    facts = {
-        "plan": dataclasses.asdict(prepared.plan),
-        "tasks": {task.job.name: task.job.fingerprint for task in prepared.tasks},
-        "notes": prepared.notes,
-    }
-    lines = [
-        *prepared.plan.reasons,
-        f"batches of at most {prepared.plan.max_batch_rows} rows and {prepared.plan.batch_tokens:,} tokens",
-        *prepared.notes,
-    ]
-    print_facts(facts if as_json else None, lines)
+app.command()(plan)
 
 
 @app.command()
@@ -111,8 +90,9 @@ def bench(
         found = bench_placements(settings, context or DEFAULT_CONTEXTS, repetitions=repetitions, say=_say)
         print_facts(found.to_json() if as_json else None, placement_table(found))
         return
-    from pipeline.bench import BenchOptions, table
     from pipeline.bench import bench as measure
+    from pipeline.bench_results import table
+    from pipeline.bench_turns import BenchOptions
 
     options = BenchOptions(documents, slow_documents, repetitions, task, to_the_end, tuple(only or ()))
     result = measure(settings, options, _say)

@@ -31,6 +31,7 @@ class Crew:
         self._state = "called"  # of the worker, if there is one: called, loading, loaded
         self._failed_loads = 0
         self._waited_seconds = self._served_seconds = 0.0
+        self._peak_bytes = (0, 0)
         self.store_facts: list[Mapping[str, Any]] = []
         """What each dismissed worker said about persisted caches."""
 
@@ -83,6 +84,12 @@ class Crew:
             return {}
         return {"seconds": round(self._served_seconds, 3), "waited_seconds": round(self._waited_seconds, 3)}
 
+    @property
+    def peaks(self) -> Mapping[str, int]:
+        """The most that any dismissed worker held, as of its last replies; empty before there were any."""
+        ram, vram = self._peak_bytes
+        return {"ram_bytes": ram, "vram_bytes": vram} if ram else {}
+
     def dismiss(self, *, at_once: bool) -> None:
         """End the worker: at once, with what it is doing, or as soon as it is idle."""
         worker, self._worker = self._worker, None
@@ -90,6 +97,7 @@ class Crew:
             return
         self._waited_seconds += worker.waited_seconds
         self._served_seconds += worker.served_seconds
+        self._peak_bytes = (max(self._peak_bytes[0], worker.peak_bytes[0]), max(self._peak_bytes[1], worker.peak_bytes[1]))
         if at_once or self._state != "loaded":
             worker.kill()
         else:

@@ -4,6 +4,7 @@
     ├── Terminal                    trying again changes nothing
     │   ├── UsageError              exit 2: wrong configuration, wrong arguments, refused by a guard
     │   │   ├── ConfigError         a key, a value or a combination of them
+    │   │   │   └── CannotPlan      a kind of model or layer whose memory is not known here
     │   │   ├── SourceError         an input that cannot be read at all
     │   │   ├── JobChanged          a task differs from the one this run directory holds
     │   │   └── DoesNotFit          the model does not fit this machine as configured
@@ -49,6 +50,10 @@ class UsageError(Terminal):
 
 class ConfigError(UsageError):
     """A key, a value, or a combination of values in the configuration."""
+
+
+class CannotPlan(ConfigError):
+    """A model, or a kind of layer, whose memory the planner does not know; it says so rather than guess."""
 
 
 class SourceError(UsageError):

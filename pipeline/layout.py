@@ -33,6 +33,11 @@ def choose_layout(config: Config) -> Layout:
     return "document_first" if saved > sum(instructions) else "instructions_first"
 
 
+def questions_about_a_document(config: Config) -> int:
+    """How many questions the tasks have about each: one a task, one a label of those that may have several."""
+    return sum(1 for task in config.tasks for _ in _instructions_tokens(task))
+
+
 def _instructions_tokens(task: TaskConfig) -> Iterator[int]:
     """About how many tokens each question of a task adds to a document."""
     own = {name: value for name, value in task.model_dump(mode="json").items() if name not in ("name", "kind")}

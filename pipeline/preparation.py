@@ -1,26 +1,64 @@
-"""Before the night: what ``auto`` means here, the tasks bound to the model, their identities, the plan."""
+"""Before the night: what ``auto`` means here, the tasks bound to the model, their identities, the plan and its forecast."""
 
 from __future__ import annotations
 
 import datetime
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
 
-from pipeline.config import Config, LabelTask
+from pipeline.config import Config, LabelTask, store_folder
 from pipeline.engine.base import Backend
-from pipeline.errors import ConfigError
+from pipeline.engine.demo_model import cache_folder
+from pipeline.errors import CannotPlan, ConfigError
 from pipeline.layout import choose_layout
-from pipeline.planner.hardware import probe
-from pipeline.planner.plan import make_plan
-from pipeline.planner.shape import model_shape
+from pipeline.planner.decide import Forecast, decide
+from pipeline.planner.hardware import Hardware, probe
+from pipeline.planner.measure import known_rates, with_rates
+from pipeline.planner.plan import plan_of, usable, wish_of
+from pipeline.planner.rooms import Wish
+from pipeline.planner.shape import ModelShape, model_shape
+from pipeline.planner.work import TaskLoad
 from pipeline.prompts import PROMPT_FORMAT, FrameBuilder
 from pipeline.records import Plan, Sampling
 from pipeline.sources.labelled import labelled_for
+from pipeline.speeds import Calibration, calibrated, recall
+from pipeline.stopping import seconds_until
+from pipeline.stores.kv.place import measured_reading
 from pipeline.tasks import Setting, Task, build_task
 
 # The storage format that keeps every bit of caches in these numbers.
 _HALF = {"float32": None, "float16": "fp16", "bfloat16": "bf16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What a plan stands on: the model's shape, the machine as far as it may be used, what is asked for, what was measured.
+
+    ``cannot_plan`` says why the shape is only a guess; then there is a batch size, but no forecast.
+    """
+
+    config: Config
+    shape: ModelShape
+    machine: Hardware
+    wish: Wish
+    calibration: Calibration
+    cannot_plan: str | None = None
+
+    def knowing(self, longest_tokens: int | None) -> Ground:
+        """The same, for documents of which none asks for a longer row; None: not known."""
+        return replace(self, wish=replace(self.wish, longest_tokens=longest_tokens))
+
+    def decide(self, loads: Sequence[TaskLoad] = ()) -> Forecast:
+        """The forecast: without documents, or for what they would ask."""
+        deadline = self.config.run.deadline
+        seconds = None if deadline is None else seconds_until(deadline, datetime.datetime.now())
+        return decide(self.shape, usable(self.config, self.machine), replace(self.wish, loads=tuple(loads), deadline_seconds=seconds))
+
+    def plan(self, resolved: Mapping[str, Any]) -> Plan:
+        """The frozen plan. Of the documents it depends on the longest row alone. Raises DoesNotFit."""
+        return plan_of(self.config, self.shape, self.machine, resolved, self.decide())
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +69,20 @@ class Preparation:
     plan: Plan
     identity: Mapping[str, Any]
     notes: tuple[str, ...]
+    ground: Ground
+
+    def settled(self, longest_tokens: int | None) -> Preparation:
+        """Once the documents are read: the plan for rows that long, which may spare them a placement that only longer ones need.
+
+        Nothing changes that shapes an answer. Raises DoesNotFit.
+        """
+        ground = self.ground.knowing(longest_tokens)
+        resolved = {"dtype": self.plan.dtype, "layout": self.plan.layout}
+        return replace(self, ground=ground, plan=ground.plan(resolved))
+
+    def forecast(self, loads: Sequence[TaskLoad]) -> Forecast | None:
+        """For what the documents would ask; None where the model's memory is not known."""
+        return None if self.ground.cannot_plan else self.ground.decide(loads)
 
 
 def meant_by_auto(config: Config) -> list[str]:
@@ -57,35 +109,87 @@ def resolve(config: Config, backend: Backend, kept: Mapping[str, Any]) -> dict[s
     return {name: asked[name] or kept.get(name) or found[name] for name in asked}
 
 
+def ground_of(config: Config, backend: Backend, resolved: Mapping[str, Any], machine: Hardware | None = None) -> Ground:
+    """What the plan stands on. ``machine``: one that is not this one. Raises ConfigError."""
+    described = backend.model_config()
+    shape, cannot_plan = model_shape(described, rough=True), None
+    try:
+        shape = model_shape(described)
+    except CannotPlan as error:
+        cannot_plan = str(error)
+    dtype = str(resolved["dtype"])
+    kept, method = stored_quantization(described)
+    if method is not None and kept is None:
+        cannot_plan = cannot_plan or f"cannot plan weights that are stored as {method}: what they take in memory is not known here"
+    calibration = Calibration() if machine else recall(config, dtype)
+    stored = described.get("dtype") or described.get("torch_dtype")
+    wish = wish_of(config, shape, resolved, stored_dtype=str(stored) if stored else None)
+    wish = replace(wish, quantization=kept or wish.quantization)
+    if machine is None:
+        wish = replace(wish, store=replace(wish.store, read_bytes_per_second=measured_reading(store_folder(config))))
+    if calibration.process_bytes:
+        wish = replace(wish, process_bytes=calibration.process_bytes)
+    return Ground(config, shape, machine or this_machine(config, dtype, calibration), wish, calibration, cannot_plan)
+
+
+def stored_quantization(described: Mapping[str, Any]) -> tuple[Literal["nf4", "int8"] | None, str | None]:
+    """(what it is in our words, its own word) of a model whose files are quantized already; (None, None) of any other."""
+    stored = described.get("quantization_config")
+    if not isinstance(stored, Mapping):
+        return None, None
+    if stored.get("load_in_4bit"):
+        return "nf4", "4 bits"
+    if stored.get("load_in_8bit"):
+        return "int8", "8 bits"
+    return None, str(stored.get("quant_method") or "an unnamed kind")
+
+
+def this_machine(config: Config, dtype: str, calibration: Calibration) -> Hardware:
+    """As it is now, with the speeds that were measured on it before, if any."""
+    folder = Path(config.run.directory)
+    found = probe((folder,))
+    rates = known_rates(cache_folder(), folder, dtype)
+    return calibrated(found if rates is None else with_rates(found, rates), calibration)
+
+
 def prepare(config: Config, backend: Backend, resolved: Mapping[str, Any], kinds: Collection[str] | None = None) -> Preparation:
     """Bind the tasks to the model and plan. Raises ConfigError or DoesNotFit."""
-    plan = make_plan(config, model_shape(backend.model_config()), probe(), resolved)
-    identity = _shared_identity(config, backend, resolved, plan)
+    ground = ground_of(config, backend, resolved)
+    plan = ground.plan(resolved)
+    identity = shared_identity(config, backend.identity(), resolved, plan.context_tokens)
+    tasks = bind_tasks(config, backend, resolved, plan.context_tokens, identity, kinds)
+    notes = tuple(dict.fromkeys(note for task in tasks for note in task.notes))
+    return Preparation(tasks, plan, identity, notes, ground)
+
+
+def bind_tasks(
+    config: Config, backend: Backend, resolved: Mapping[str, Any], context_tokens: int, identity: dict[str, Any],
+    kinds: Collection[str] | None = None,
+) -> tuple[Task, ...]:  # fmt: skip
+    """The tasks of the wanted kinds over the model's tokenizer. Raises ConfigError."""
     wanted = [task for task in config.tasks if kinds is None or task.kind in kinds]
     if not wanted:
         raise ConfigError(f"the configuration has no task of kind {' or '.join(sorted(kinds or ()))}; it has {_kinds(config)}")
-    setting = _setting(config, backend, resolved, plan)
+    setting = _setting(config, backend, resolved, context_tokens)
     examples = [labelled_for(task) if isinstance(task, LabelTask) else [] for task in wanted]
-    tasks = tuple(build_task(task, setting, identity, given) for task, given in zip(wanted, examples, strict=True))
-    notes = tuple(dict.fromkeys(note for task in tasks for note in task.notes))
-    return Preparation(tasks, plan, identity, notes)
+    return tuple(build_task(task, setting, identity, given) for task, given in zip(wanted, examples, strict=True))
 
 
-def _shared_identity(config: Config, backend: Backend, resolved: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+def shared_identity(config: Config, model: Mapping[str, Any], resolved: Mapping[str, Any], context_tokens: int) -> dict[str, Any]:
     """The part of a task's identity that all tasks of a configuration share."""
     stored = config.kv_cache.store.format
     lossy: dict[str, Any] = (
         {"kv_format": stored} if config.kv_cache.store.quota and stored not in ("as_computed", _HALF[resolved["dtype"]]) else {}
     )
-    if plan.placement == "quantized":
+    if config.kv_cache.placement == "quantized":  # auto never takes it
         lossy["kv_placement"] = "quantized"
     return lossy | {
-        "model": dict(backend.identity()),
+        "model": dict(model),
         "quantization": config.model.quantization,
         "dtype": resolved["dtype"],
         "attention": resolved["attention"],
         "template_options": config.model.template_options,
-        "context_tokens": plan.context_tokens,
+        "context_tokens": context_tokens,
         "layout": resolved["layout"],
         "date": resolved["date"],
         "sampling": None if config.generation.sampling is None else config.generation.sampling.model_dump(mode="json"),
@@ -93,12 +197,12 @@ def _shared_identity(config: Config, backend: Backend, resolved: Mapping[str, An
     }
 
 
-def _setting(config: Config, backend: Backend, resolved: Mapping[str, Any], plan: Plan) -> Setting:
+def _setting(config: Config, backend: Backend, resolved: Mapping[str, Any], context_tokens: int) -> Setting:
     tokenizer = backend.tokenizer()
     frames = FrameBuilder(tokenizer, resolved["layout"], config.model.template_options, resolved["date"])
     chosen = config.generation.sampling
     sampling = None if chosen is None else Sampling(chosen.temperature, chosen.top_p, chosen.top_k, chosen.seed)
-    return Setting(tokenizer, frames, plan.context_tokens, sampling)
+    return Setting(tokenizer, frames, context_tokens, sampling)
 
 
 def _kinds(config: Config) -> str:

@@ -211,6 +211,10 @@ class Failure:
     raw: str | None = None
 
 
+# Where the KV cache of a batch is: on the device, in host memory, on disk, or on the device in 8 bits.
+Placement = Literal["device", "offloaded", "disk", "quantized"]
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Frozen decisions, made before weights are loaded, that the engine obeys. Sizes in tokens, rows and bytes.
@@ -220,7 +224,7 @@ class Plan:
 
     dtype: str
     quantization: str
-    placement: Literal["device", "offloaded", "disk", "quantized"]
+    placement: Placement
     layout: Literal["instructions_first", "document_first"]
     context_tokens: int
     max_batch_rows: int

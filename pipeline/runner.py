@@ -27,9 +27,11 @@ from pipeline.flight import Flight, WorkId
 from pipeline.intake import BLOCK_DOCUMENTS, Intake, blocks, first_documents, read_in
 from pipeline.journal import Journal
 from pipeline.pace import Pace
+from pipeline.prediction import learn, predict
 from pipeline.preparation import Preparation, meant_by_auto, prepare, resolve
 from pipeline.recalibration import calibrate_as_configured, check_configured
-from pipeline.records import Document, Failure, Outcome, Progress, Reject
+from pipeline.records import Document, Failure, Outcome, Plan, Progress, Reject
+from pipeline.rehearsal import Sampler, longest_row
 from pipeline.report import write_report
 from pipeline.run_directory import RunDirectory
 from pipeline.sources import read_source
@@ -106,6 +108,7 @@ class Night:
         self._request_ids = itertools.count(1)  # for the whole run: a late reply must never be taken for another question's
         self._deaths_of_nobody = 0
         self._intake = Intake()
+        self._sampler = Sampler()
         self._crew = Crew(config, directory, self._say_loading, self._note_loaded)
         self._total = self._done = self._failed = 0
 
@@ -153,11 +156,12 @@ class Night:
             if self._crew.store_facts:
                 self._ledger.annotate_run(self._run, store=added_up(self._crew.store_facts))
             if self._crew.waiting:
-                self._ledger.annotate_run(self._run, waiting=self._crew.waiting)
+                self._ledger.annotate_run(self._run, waiting=self._crew.waiting, peaks=self._crew.peaks)
             self._ledger.end_run(self._run, exit_code, reason)
             self._tell(Progress("reporting"))
             self._ledger.annotate_run(self._run, calibration=calibrate_as_configured(self._ledger, self._config))
             write_report(self._ledger, self._directory.path)
+            learn(self._config, self._prepared, self._directory.path / "report.json")
         except (StoppedEarly, OSError) as error:
             _log.error("the report could not be written: %s", error)
         shutil.rmtree(self._directory.offload, ignore_errors=True)
@@ -179,7 +183,7 @@ class Night:
         """Enter every input in the ledger before the model is asked anything."""
         self._tell(Progress("reading", message="reading the inputs"))
         self._intake = read_in(
-            self._source(limit), self._ledger.start_inventory(self._run), whole=limit is None,
+            self._sampler.watch(self._source(limit)), self._ledger.start_inventory(self._run), whole=limit is None,
             max_rejects=self._config.source.max_rejects, fields={name for task in self._prepared.tasks for name in task.job.fields},
             check=self._stop.check, say=lambda text: self._tell(Progress("reading", message=text)),
         )  # fmt: skip
@@ -198,10 +202,20 @@ class Night:
         self._total = sum(works for works, _ in sizes)
         if not self._total:
             return
+        self._settle_plan()
+        forecast = predict(self._prepared, self._sampler.sample, sizes)
+        self._ledger.annotate_run(self._run, forecast=forecast)
         self._pace = Pace(sum(characters for _, characters in sizes))
         self._through(self._pending(limit))
         while (group := self._suspicion.next_group()) is not None:
             self._through(iter(group))
+
+    def _settle_plan(self) -> None:
+        """The plan for the documents as they turned out; the model is not loaded yet."""
+        settled = self._prepared.settled(longest_row(self._prepared.tasks, self._sampler.longest))
+        if settled.plan != self._prepared.plan:
+            self._ledger.annotate_run(self._run, plan=_plan_facts(settled.plan))
+        self._prepared = settled
 
     def _pending(self, limit: int | None) -> Iterator[Pending | None]:
         """The works the ledger calls pending, in reading order, and None after each block read; doubtful ones are set aside."""
@@ -322,12 +336,11 @@ class Night:
         return EXIT_DONE, "done"
 
     def _facts(self) -> dict[str, object]:
-        plan = self._prepared.plan
         return {
             "pid": os.getpid(), "command": sys.argv, "config": self._config.anywhere().model_dump(mode="json"),
             "versions": stack_versions(),
             "model": dict(self._prepared.identity["model"]), "notes": list(self._prepared.notes),
-            "plan": {name: getattr(plan, name) for name in plan.__dataclass_fields__},
+            "plan": _plan_facts(self._prepared.plan),
         }  # fmt: skip
 
     def _note_loaded(self, facts: Mapping[str, Any]) -> None:
@@ -376,3 +389,7 @@ def _next_group(works: Iterator[Pending | None], size: int) -> tuple[list[Pendin
         if len(group) == size or characters >= _GROUP_CHARACTERS:
             return group, False
     return group, True
+
+
+def _plan_facts(plan: Plan) -> dict[str, Any]:
+    return {name: getattr(plan, name) for name in plan.__dataclass_fields__}

@@ -28,12 +28,14 @@ _FINISH_SECONDS = 90  # for what is still to be written to the KV store
 class WorkerProcess:
     """A worker in a process of its own session, so that neither Ctrl-C nor a crash of the model reaches the runner.
 
-    Of ``served_seconds`` since its model was loaded it has spent ``waited_seconds`` waiting for requests, as of its last replies.
+    Of ``served_seconds`` since its model was loaded it has spent ``waited_seconds`` waiting for requests, as of its last replies;
+    ``peak_bytes`` is the most it has held by then, in RAM and on graphics cards.
     """
 
     def __init__(self, config: Config, log: Path) -> None:
         self.facts: Mapping[str, Any] = {}
         self.waited_seconds = self.served_seconds = 0.0
+        self.peak_bytes: tuple[int, int] = (0, 0)
         self.store_facts: Mapping[str, Any] = {}
         self._stall_seconds = config.engine.stall_seconds
         self._started: set[int] = set()
@@ -114,6 +116,7 @@ class WorkerProcess:
             finished += [unpack_generation(packed) for packed in message.get("replies", ())]
             self.store_facts = message.get("store", self.store_facts)
             self.waited_seconds, self.served_seconds = message.get("waiting", (self.waited_seconds, self.served_seconds))
+            self.peak_bytes = tuple(message.get("peaks", self.peak_bytes))
             try:
                 message = self._next(0)
             except WorkerDied:

@@ -26,6 +26,7 @@ from pipeline.config import parse_config
 from pipeline.engine.base import Backend, Engine
 from pipeline.errors import OvernightError
 from pipeline.records import Plan
+from pipeline.vitals import peak_card_bytes, peak_resident_bytes, resident_bytes
 from pipeline.wire import pack_generation, read_message, unpack_request, write_message
 
 _PULSE_SECONDS = 1.0
@@ -62,19 +63,20 @@ def main() -> None:
         backend = open_backend(parse_config(inbox.get()["config"]))
         backend.tokenizer()
         order = inbox.get()
+        before_bytes = resident_bytes()
         engine, facts = backend.open_engine(_plan(order["plan"]), Path(order["offload_folder"]), say)
     except OvernightError as error:
         write_message(outbox, {"refused": [type(error).__name__, str(error)]})
         return
     engine.listener = _Reporter(outbox)
-    write_message(outbox, {"loaded": dict(facts)})
+    write_message(outbox, {"loaded": {**facts, "process_bytes": before_bytes}})
     _serve(engine, backend, inbox, outbox)
     write_message(outbox, {"store": dict(backend.store_facts(close=True))})
 
 
 def _serve(engine: Engine, backend: Backend, inbox: queue.Queue[dict[str, Any]], outbox: BinaryIO) -> None:
     """Work off what comes until it is told that this was all. Each message of replies tells how long the model has waited for
-    requests since it was loaded, and now and then what became of persisted caches.
+    requests since it was loaded, the most memory that was held, and now and then what became of persisted caches.
     """
     told = time.monotonic()
     loaded, waited_seconds = time.monotonic(), 0.0
@@ -90,7 +92,8 @@ def _serve(engine: Engine, backend: Backend, inbox: queue.Queue[dict[str, Any]],
         finished = engine.step()
         if finished:
             waiting = [waited_seconds, time.monotonic() - loaded]
-            news: dict[str, Any] = {"replies": [pack_generation(generation) for generation in finished], "waiting": waiting}
+            news: dict[str, Any] = {"replies": list(map(pack_generation, finished)), "waiting": waiting}
+            news["peaks"] = [peak_resident_bytes(), peak_card_bytes()]
             if time.monotonic() - told >= _STORE_SECONDS:
                 told, news["store"] = time.monotonic(), dict(backend.store_facts())
             write_message(outbox, news)

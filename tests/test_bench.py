@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.bench import BenchOptions, bench, table
+from pipeline.bench import bench
 from pipeline.bench_placements import bench_placements, placement_table
+from pipeline.bench_results import table
+from pipeline.bench_turns import BenchOptions
 from pipeline.config import Config, parse_config
 from pipeline.errors import UsageError
 

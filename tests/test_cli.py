@@ -18,7 +18,15 @@ from tests.nights import ANight, documents, no_process_left
 
 COMMANDS = ("run", "plan", "status", "export", "report", "retry", "show", "doctor")
 QUALITY_COMMANDS = ("evaluate", "review", "sample")  # what they do is in test_assessment and test_picking
-LIGHT = {"pipeline", "pipeline.cli", "pipeline.cli_cache", "pipeline.cli_quality", "pipeline.cli_words", "pipeline.errors"}
+LIGHT = {
+    "pipeline",
+    "pipeline.cli",
+    "pipeline.cli_cache",
+    "pipeline.cli_plan",
+    "pipeline.cli_quality",
+    "pipeline.cli_words",
+    "pipeline.errors",
+}
 # Typer itself loads pydantic; that none of our own models is built is seen by pipeline.config.
 HEAVY = {"torch", "transformers", "accelerate", "bitsandbytes", "datasets", "prefect", "pyarrow", "numpy", "sqlalchemy", "yaml"}
 STATES = {"pending", "running", "done", "failed", "quarantined", "skipped"}

@@ -10,7 +10,8 @@ import torch
 
 from pipeline.config import ModelConfig
 from pipeline.engine.location import Location
-from pipeline.errors import ConfigError
+from pipeline.errors import CannotPlan, ConfigError
+from pipeline.planner.shape import model_shape
 
 # Columns of activations beyond this size are kept out of the int8 product by the library (6.0). Which they are is decided from the
 # whole batch, so a document's answer would depend on its company; 0 keeps every row to itself.
@@ -59,17 +60,29 @@ def resolve_attention(asked: str, location: Location, config: ModelConfig) -> st
 
 
 def architecture(location: Location, config: ModelConfig) -> Any:
-    """The model's configuration as an object of transformers. Raises ConfigError."""
+    """The model's configuration as an object of transformers. Raises ConfigError, CannotPlan for a kind of layer that nobody knows."""
+    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     try:
         return AutoConfig.from_pretrained(location.folder, trust_remote_code=config.trust_remote_code)
-    except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError) as error:
-        raise ConfigError(f"{_refusal(error, config)}") from error
+    except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError, StrictDataclassError) as error:
+        refusal = _refusal(error, config)
+        _name_unknown_layers(location, refusal)
+        raise ConfigError(refusal) from error
+
+
+def _name_unknown_layers(location: Location, refusal: str) -> None:
+    """Of a configuration that the library refused: the sentence that names a kind of layer, where that is why. Raises CannotPlan."""
+    try:
+        model_shape(location.json("config.json"))
+    except CannotPlan as unknown:
+        if "layer kind" in str(unknown):
+            raise CannotPlan(f"{unknown}; {refusal}") from None
 
 
 def _refusal(error: Exception, config: ModelConfig) -> str:
-    text = " ".join(str(error).split())
+    text = " ".join(str(error.__cause__ if isinstance(error.__cause__, ValueError) else error).split())
     if "trust_remote_code" in text:
         return f"model.id {config.id} brings its own code; read it, and set model.trust_remote_code: true if you trust it"
     return f"the configuration of {config.id} cannot be used by the installed transformers: {text}"

@@ -40,6 +40,10 @@ def load_tokenizer(config: ModelConfig, location: Location | None = None) -> Cha
         raise ConfigError(f"the tokenizer of {config.id} cannot be loaded: {' '.join(str(error).split())}") from error
     if not hasattr(tokenizer, "backend_tokenizer"):
         raise ConfigError(f"the tokenizer of {config.id} has no tokenizer.json form ({type(tokenizer).__name__}), which this program needs")
+    if not tokenizer.backend_tokenizer.encode("Any words.", add_special_tokens=False).ids:  # what the library makes of no files at all
+        raise ConfigError(
+            f"the tokenizer of {config.id} makes no tokens of any words; tokenizer.json, or the files it is made of, are missing"
+        )
     return ChatTokenizer(tokenizer, _configured_end_ids(place))
 
 

@@ -1,12 +1,48 @@
-"""What this machine has: cores, memory that may be used (container limits counted), graphics cards."""
+"""What a machine has: cores, memory that may be used (container limits counted), graphics cards, disks, and how fast they are."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """A folder on a disk and the bytes that are free there."""
+
+    path: str
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """How fast a machine is. None: not known. ``origin`` says where the numbers come from: measured, given, or typical of its kind.
+
+    ``matmul`` is in floating-point operations a second at the compute dtype, on the device that computes; ``memory`` in bytes a second of
+    that device's memory. Pinned host memory is copied by the card itself; other memory goes through a buffer first.
+    """
+
+    origin: str = "unknown"
+    memory_bytes_per_second: float | None = None
+    matmul_per_second: float | None = None
+    disk_read_bytes_per_second: float | None = None
+    disk_write_bytes_per_second: float | None = None
+    to_device_pinned_bytes_per_second: float | None = None
+    to_device_bytes_per_second: float | None = None
+    from_device_pinned_bytes_per_second: float | None = None
+    from_device_bytes_per_second: float | None = None
+    dequantize_weights_per_second: float | None = None  # nf4 unpacked before the product; None where that is not the bottleneck
+    # Of one model, calibrated by `bench` or `plan --measure`; they scale the formulas to what was measured at these sizes.
+    prefill_tokens_per_second: float | None = None
+    prefill_at_tokens: int | None = None
+    decode_tokens_per_second: float | None = None  # all rows together
+    decode_at_rows: int | None = None
+    decode_at_tokens: int | None = None
+    load_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,20 +52,50 @@ class Hardware:
     cores: int
     ram_bytes: int
     gpu_bytes: tuple[int, ...] = ()
+    gpu_names: tuple[str, ...] = ()
+    disks: tuple[Disk, ...] = ()
+    rates: Rates = Rates()
+    link: str = ""  # between host and card, e.g. "PCIe 4.0 x16"; empty where it is not known
+
+    @property
+    def vram_bytes(self) -> int:
+        """All graphics cards together, as ``device_map: auto`` fills them."""
+        return sum(self.gpu_bytes)
 
 
-def probe() -> Hardware:
-    """Look at the machine. Asks torch for graphics cards, so the first call imports it."""
+def probe(folders: tuple[Path, ...] = ()) -> Hardware:
+    """Look at the machine, and at the disks that hold ``folders``. Asks torch for graphics cards, so the first call imports it."""
     import torch
 
-    gpus = tuple(torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count())) if torch.cuda.is_available() else ()
-    return Hardware(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, available_ram_bytes(), gpus)
+    cards = range(torch.cuda.device_count()) if torch.cuda.is_available() else range(0)
+    return Hardware(
+        cores=usable_cores(),
+        ram_bytes=available_ram_bytes(),
+        gpu_bytes=tuple(torch.cuda.mem_get_info(card)[0] for card in cards),
+        gpu_names=tuple(torch.cuda.get_device_name(card) for card in cards),
+        disks=tuple(disk_of(folder) for folder in folders),
+    )
 
 
-def available_ram_bytes() -> int:
-    """Free RAM of the machine, or what the memory cgroup (v2 or v1) leaves if that is less."""
+def usable_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def disk_of(folder: Path) -> Disk:
+    """Free bytes where ``folder`` is, or would be made."""
+    existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+    return Disk(str(folder), shutil.disk_usage(existing).free)
+
+
+def available_ram_bytes(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
+    """Free RAM of the machine, or what the memory cgroup (v2 or v1) leaves if that is less.
+
+    Every group from the process's own up to the root counts, as any of them may hold the limit. Inside a container the group's path
+    is often not visible; the group mounted at ``root`` is then the container's own.
+    """
     free = int(psutil.virtual_memory().available)
-    for limit, usage in _cgroup_files():
+    for limit, usage in _cgroup_files(root, own):
         try:
             maximum, used = int(limit.read_text()), int(usage.read_text()) - _reclaimable(limit.parent)
         except (OSError, ValueError):  # no such controller; "max" means unlimited
@@ -39,27 +105,32 @@ def available_ram_bytes() -> int:
 
 
 def _reclaimable(folder: Path) -> int:
-    """Bytes of page cache that the kernel gives back before it lets anybody starve."""
+    """Bytes of page cache that the kernel gives back before it lets anybody starve; v1 counts a group's children in ``total_``."""
     try:
         lines = (folder / "memory.stat").read_text().splitlines()
     except OSError:
         return 0
-    return sum(int(line.split()[1]) for line in lines if line.split()[0] == "inactive_file")
+    counts = dict(line.split()[:2] for line in lines if len(line.split()) >= 2)
+    return int(counts.get("total_inactive_file", counts.get("inactive_file", 0)))
 
 
-def _cgroup_files() -> list[tuple[Path, Path]]:
-    root = Path("/sys/fs/cgroup")
-    pairs = []
+def _cgroup_files(root: Path, own: Path) -> list[tuple[Path, Path]]:
+    """Files of limit and use, from the process's group up to the root, for both versions of the controller."""
+    pairs: list[tuple[Path, Path]] = []
     try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        lines = own.read_text().splitlines()
     except OSError:
         return []
     for line in lines:
         number, controllers, path = line.split(":", 2)
         if number == "0":
-            folder = root / path.lstrip("/")
-            pairs.append((folder / "memory.max", folder / "memory.current"))
+            pairs += [(folder / "memory.max", folder / "memory.current") for folder in _upwards(root, path)]
         elif "memory" in controllers.split(","):
-            folder = root / "memory" / path.lstrip("/")
-            pairs.append((folder / "memory.limit_in_bytes", folder / "memory.usage_in_bytes"))
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            pairs += [(folder / names[0], folder / names[1]) for folder in _upwards(root / "memory", path)]
     return pairs
+
+
+def _upwards(root: Path, path: str) -> list[Path]:
+    folder = root / path.lstrip("/")
+    return [folder, *(parent for parent in folder.parents if parent == root or root in parent.parents)] if folder != root else [root]

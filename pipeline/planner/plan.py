@@ -1,91 +1,146 @@
-"""From a model's shape, a machine and a configuration to a frozen Plan, with its reasons in sentences."""
+"""From a model's shape, a machine and a configuration to a frozen Plan and the Forecast that it follows from."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any
 
 from pipeline.config import Config
 from pipeline.errors import ConfigError, DoesNotFit
+from pipeline.layout import questions_about_a_document
+from pipeline.planner.decide import Forecast, decide
 from pipeline.planner.hardware import Hardware
-from pipeline.planner.shape import DTYPE_BYTES, ModelShape
-from pipeline.records import Plan
+from pipeline.planner.peaks import PROCESS_BYTES
+from pipeline.planner.rooms import (
+    CHUNK_TOKENS_ON_CARD,
+    CHUNK_TOKENS_ON_CPU,
+    ROWS_ON_CARD,
+    ROWS_ON_CPU,
+    USABLE_SHARE,
+    Place,
+    StoreWish,
+    Wish,
+)
+from pipeline.planner.shape import ModelShape
+from pipeline.records import Placement, Plan
 
-# The most rows a batch may have; the engine finds by a ramp how many of them pay. Beyond these none gained on any machine measured.
-_CPU_ROWS, _GPU_ROWS = 64, 256
-_CPU_CHUNK_TOKENS, _GPU_CHUNK_TOKENS = 1024, 4096
-# Share of the memory left beside the weights that the KV cache of a batch may take; the rest is for activations, the
-# copies made while a cache grows by concatenation, and other programs.
-_KV_SHARE = 0.4
+# A prompt that is not even as long as this is of no use.
+_LEAST_TOKENS = 512
+# What a placement asks for: where the cache is, and in which numbers if not as computed.
+_CACHES: dict[str, tuple[Place | None, str | None]] = {
+    "auto": (None, None),
+    "device": ("device", None),
+    "offloaded": ("ram", None),
+    "disk": ("disk", None),
+    "quantized": ("device", "float8"),
+}
+_PLACEMENTS: dict[Place, Placement] = {"device": "device", "ram": "offloaded", "disk": "disk"}
 
 
 def make_plan(config: Config, shape: ModelShape, hardware: Hardware, resolved: Mapping[str, Any]) -> Plan:
     """Decide batch shape, KV placement and context. ``resolved`` holds dtype and layout. Raises DoesNotFit or ConfigError."""
-    reasons: list[str] = []
-    dtype, on_gpu = str(resolved["dtype"]), bool(hardware.gpu_bytes) and config.model.device_map == "auto"
-    context = _context(config, shape, reasons)
-    placement = _placement(config, on_gpu, reasons)
-    kv_bytes = shape.kv_bytes_per_token(dtype)
-    weights = weights_bytes(shape, config.model.quantization, dtype)
-    free = sum(hardware.gpu_bytes) if on_gpu and placement == "device" else hardware.ram_bytes
-    beside = weights if not (on_gpu and placement == "offloaded") else 0
-    kv_room = int(max(0, free - beside) * _KV_SHARE)
-    reasons.append(
-        f"{shape.attention()}, {shape.layers} layers, {shape.kv_heads} KV heads of {shape.head_dim}: "
-        f"{kv_bytes / 1024:.0f} KiB of KV cache a token; "
-        f"about {weights / 2**20:.0f} MiB of weights in {config.model.quantization} ({dtype}); "
-        f"{free / 2**30:.1f} GiB free, {kv_room / 2**30:.1f} GiB of it for the KV cache"
+    return plan_of(config, shape, hardware, resolved, decide(shape, usable(config, hardware), wish_of(config, shape, resolved)))
+
+
+def usable(config: Config, hardware: Hardware) -> Hardware:
+    """The machine as far as the configuration lets it be used: ``device_map`` and ``max_memory``."""
+    cards = hardware.gpu_bytes if config.model.device_map == "auto" else ()
+    asked = config.model.max_memory or {}
+    listed = [device for device in asked if isinstance(device, int)]
+    if listed:  # cards that are not named are not used
+        cards = tuple(min(cards[device], int(asked[device] / USABLE_SHARE)) for device in listed if device < len(cards))
+    ram = min(hardware.ram_bytes, int(asked["cpu"] / USABLE_SHARE)) if "cpu" in asked else hardware.ram_bytes
+    return replace(hardware, gpu_bytes=cards, ram_bytes=ram)
+
+
+def wish_of(
+    config: Config, shape: ModelShape, resolved: Mapping[str, Any], *, process_bytes: int = PROCESS_BYTES, stored_dtype: str | None = None
+) -> Wish:  # fmt: skip
+    """What the configuration asks for. Raises ConfigError."""
+    place, cache_dtype = _CACHES[config.kv_cache.placement]
+    store = config.kv_cache.store
+    return Wish(
+        quantization=config.model.quantization,
+        dtype=str(resolved["dtype"]),
+        context_tokens=_context(config, shape),
+        rows=config.engine.batch_rows,
+        chunk_tokens=config.engine.prefill_chunk_tokens,
+        questions_asked=questions_about_a_document(config),
+        store=StoreWish(store.quota, store.documents, store.format),
+        process_bytes=process_bytes,
+        stored_dtype=stored_dtype,
+        layout=resolved["layout"],
+        cache_place=place,
+        cache_dtype=cache_dtype,
     )
-    rows = config.engine.batch_rows or (_GPU_ROWS if on_gpu else _CPU_ROWS)
-    held_bytes = kv_bytes // DTYPE_BYTES[dtype] if placement == "quantized" else kv_bytes  # one byte a number
-    tokens = config.engine.batch_tokens or min(kv_room // held_bytes, rows * context)
-    if placement == "disk":
-        tokens = max(tokens, context)  # one layer at a time is in memory
-    if tokens < min(context, 512):
-        raise DoesNotFit(
-            f"the KV cache of one prompt of {min(context, 512)} tokens needs {min(context, 512) * kv_bytes / 2**20:.0f} MiB, "
-            f"{kv_room / 2**20:.0f} MiB are left beside the weights; use a smaller model, quantization nf4, kv_cache.placement offloaded, "
-            "or a smaller model.context_tokens"
-        )
+
+
+def plan_of(config: Config, shape: ModelShape, hardware: Hardware, resolved: Mapping[str, Any], forecast: Forecast) -> Plan:
+    """The decisions of ``forecast`` as the engine obeys them. Raises DoesNotFit."""
+    machine = usable(config, hardware)
+    on_card, context, dtype = bool(machine.gpu_bytes), forecast.context_tokens, str(resolved["dtype"])
+    rows = config.engine.batch_rows or (ROWS_ON_CARD if on_card else ROWS_ON_CPU)
+    tokens = config.engine.batch_tokens or forecast.batch_tokens
+    if tokens < min(context, _LEAST_TOKENS) or (not forecast.fits and _refuses(forecast, shape)):
+        raise DoesNotFit(_sentence(shape, forecast, context, dtype))
+    reasons = [*forecast.reasons, *_about_context(config, shape, context), *_about_cache(config, forecast, on_card)]
+    if shape.assumed and shape.family:
+        reasons.append(f"the planner does not know the family {shape.family}; its memory is reckoned as that of a Llama of its widths")
     return Plan(
         dtype=dtype,
         quantization=config.model.quantization,
-        placement=placement,
+        placement=_placement(config, forecast),
         layout=resolved["layout"],
         context_tokens=context,
         max_batch_rows=rows,
-        batch_tokens=max(tokens, min(context, 512)),
-        prefill_chunk_tokens=config.engine.prefill_chunk_tokens or (_GPU_CHUNK_TOKENS if on_gpu else _CPU_CHUNK_TOKENS),
-        kv_bytes_per_token=kv_bytes,
+        batch_tokens=max(tokens, min(context, _LEAST_TOKENS)),
+        prefill_chunk_tokens=config.engine.prefill_chunk_tokens or (CHUNK_TOKENS_ON_CARD if on_card else CHUNK_TOKENS_ON_CPU),
+        kv_bytes_per_token=shape.kv_bytes_per_token(dtype),
         threads=config.engine.threads or hardware.cores,
         reasons=tuple(reasons),
     )
 
 
+def _refuses(forecast: Forecast, shape: ModelShape) -> bool:
+    """Whether it is certain enough to refuse: of a family that is known, and not for want of room for the longest possible row alone."""
+    return not (shape.assumed and shape.family) and not forecast.cache_room_bytes
+
+
+def _sentence(shape: ModelShape, forecast: Forecast, context: int, dtype: str) -> str:
+    least = min(context, _LEAST_TOKENS)
+    left = f"the KV cache of one prompt of {least} tokens needs {shape.kv_bytes(least, dtype) / 2**20:.0f} MiB, "
+    left += f"{forecast.cache_room_bytes / 2**20:.0f} MiB are left for it beside the weights and a pass"
+    remedies = "use a smaller model, quantization nf4, kv_cache.placement offloaded, or a smaller model.context_tokens"
+    steps = "; ".join(forecast.next_steps)
+    return f"{left} ({forecast.reasons[-1]}); {remedies}" + (f". {steps[:1].upper()}{steps[1:]}" if steps else "")
+
+
 def weights_bytes(shape: ModelShape, quantization: str, dtype: str) -> int:
-    """Bytes of a gated decoder's weights, about: what 4- and 8-bit do not shrink (embeddings, head) stays in ``dtype``.
-
-    nf4 with double quantization keeps 4 bits a weight and 8 bits of scale a block of 64 (Dettmers et al., QLoRA, 2023).
-    """
-    attention = shape.hidden * shape.head_dim * 2 * (shape.query_heads + shape.kv_heads)
-    linear = shape.layers * (attention + 3 * shape.hidden * shape.intermediate)
-    bits = {"none": 8 * DTYPE_BYTES[dtype], "int8": 8.0, "nf4": 4 + 8 / 64}[quantization]
-    return int(linear * bits / 8) + shape.vocabulary * shape.hidden * DTYPE_BYTES[dtype]
+    """Bytes of the weights in memory: what 4- and 8-bit do not shrink stays in ``dtype`` (see planner/layers.py)."""
+    return shape.weights_bytes(quantization, dtype)
 
 
-def _context(config: Config, shape: ModelShape, reasons: list[str]) -> int:
+def _context(config: Config, shape: ModelShape) -> int:
     wanted = config.model.context_tokens
     if wanted is not None and wanted > shape.context_tokens:
         raise ConfigError(f"model.context_tokens is {wanted:,}, the model itself reads at most {shape.context_tokens:,}")
-    context = wanted or shape.context_tokens
-    reasons.append(f"prompts up to {context:,} tokens" + (f" (the model's own limit is {shape.context_tokens:,})" if wanted else ""))
-    return context
+    return wanted or shape.context_tokens
 
 
-def _placement(config: Config, on_gpu: bool, reasons: list[str]) -> Literal["device", "offloaded", "disk", "quantized"]:
+def _about_context(config: Config, shape: ModelShape, context: int) -> list[str]:
+    own = f" (the model's own limit is {shape.context_tokens:,})" if config.model.context_tokens else ""
+    return [f"prompts up to {context:,} tokens{own}"]
+
+
+def _about_cache(config: Config, forecast: Forecast, on_card: bool) -> list[str]:
+    if config.kv_cache.placement == "auto":
+        known = on_card or forecast.cache_place != "device"
+        return [] if known else ["KV cache on the device: without a GPU there is nothing to offload from"]
+    return [f"KV cache {config.kv_cache.placement}, as configured"]
+
+
+def _placement(config: Config, forecast: Forecast) -> Placement:
+    """The user's word; ``auto`` takes what the forecast found, which never changes an answer."""
     asked = config.kv_cache.placement
-    if asked == "auto":
-        reasons.append("KV cache on the device" if on_gpu else "KV cache on the device: without a GPU there is nothing to offload from")
-        return "device"
-    reasons.append(f"KV cache {asked}, as configured")
-    return asked
+    return _PLACEMENTS[forecast.cache_place] if asked == "auto" else asked

@@ -16,6 +16,7 @@ from typing import Any
 from pipeline.atomic import replace_file
 from pipeline.report.evaluation import last_evaluation
 from pipeline.report.markdown import render_markdown
+from pipeline.report.outcome import compared
 from pipeline.report.tasks import Reasons, TaskFacts
 from pipeline.stores.ledger import Ledger
 from pipeline.stores.reading import TaskResult, TaskRow
@@ -26,7 +27,7 @@ __all__ = ["build_report", "render_markdown", "write_report"]
 _SHOWN_REJECTS = 20
 _SEEN_AT_ONCE = 1000
 _OF_A_RESULT = ("state", "value", "finish_reason", "probabilities", "scores", "features")
-_RUN_FACTS = ("plan", "loaded", "waiting", "store", "versions", "model", "notes", "config")
+_RUN_FACTS = ("plan", "loaded", "waiting", "peaks", "store", "versions", "model", "notes", "config")
 
 
 def build_report(ledger: Ledger, directory: Path | None = None) -> dict[str, Any]:
@@ -42,7 +43,8 @@ def build_report(ledger: Ledger, directory: Path | None = None) -> dict[str, Any
     tasks = {task.job.name: _task(ledger, task, status.tasks[task.job.name], _reason(ledger, task, judged)) for task in ledger.tasks()}
     facts = {
         "format": 1, "inputs": inputs, "rejects": _rejects(ledger.rejects()), "tasks": tasks,
-        "runs": [_run(run) for run in runs], **_loaded(runs), "evaluation": last_evaluation(directory),
+        "runs": [_run(run) for run in runs], **_loaded(runs), "outcome": _outcome(runs),
+        "evaluation": last_evaluation(directory),
     }  # fmt: skip
     plain: dict[str, Any] = _finite(facts)
     return plain
@@ -115,6 +117,14 @@ def _loaded(runs: list[dict[str, Any]]) -> dict[str, Any]:
         return dict.fromkeys(_RUN_FACTS)
     chosen = next((run for run in reversed(runs) if "loaded" in run["facts"]), runs[-1])
     return {name: chosen["facts"].get(name) for name in _RUN_FACTS}
+
+
+def _outcome(runs: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Prediction and outcome of the last run that loaded the model; None where none has, or where it could not be predicted."""
+    chosen = next((run for run in reversed(runs) if "loaded" in run["facts"]), None)
+    return (
+        None if chosen is None or not chosen["facts"].get("forecast") else compared(chosen["facts"], complete=chosen["exit_code"] in (0, 3))
+    )
 
 
 def _local(seconds: float) -> str:

@@ -17,7 +17,8 @@ def render_markdown(report: Mapping[str, Any]) -> str:
     lines = ["# Report", "", *_headline(report), *_inputs(report)]
     for name, task in report["tasks"].items():
         lines += _task(name, task)
-    lines += [*render_evaluation(report.get("evaluation")), *_rejects(report["rejects"]), *_machine(report), *_runs(report["runs"])]
+    lines += [*render_evaluation(report.get("evaluation")), *_rejects(report["rejects"]), *_outcome(report.get("outcome"))]
+    lines += [*_machine(report), *_runs(report["runs"])]
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -188,6 +189,28 @@ def _machine(report: Mapping[str, Any]) -> list[str]:
     if notes:
         lines += ["Notes:", "", *(f"- {escape(note, 400)}" for note in notes), ""]
     return lines if len(lines) > 2 else []
+
+
+def _outcome(outcome: Mapping[str, Any] | None) -> list[str]:
+    """Prediction beside outcome."""
+    if not outcome or not outcome["lines"]:
+        return []
+    rows = [(escape(line["name"]), *(_quantity(line[key], line["unit"]) for key in ("predicted", "measured")), _ratio(line["ratio"]))
+            for line in outcome["lines"]]  # fmt: skip
+    head = f"Speeds {escape(outcome['speeds'])}; lengths by a sample of {outcome['sampled']:,} documents."
+    return ["## Plan and outcome", "", head, "", *_table(("what", "predicted", "measured", "measured / predicted"), rows)]
+
+
+def _quantity(value: float | None, unit: str) -> str:
+    if value is None:
+        return "not known"
+    if unit == "bytes":
+        return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:,.0f} MiB"
+    return _duration(value) if unit == "seconds" else f"{value:,.0f}"
+
+
+def _ratio(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f}"
 
 
 def _store(store: Mapping[str, Any] | None) -> list[str]:

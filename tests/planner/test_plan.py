@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.config import Config, parse_config
 from pipeline.errors import ConfigError, DoesNotFit
-from pipeline.planner.hardware import Hardware, available_ram_bytes
+from pipeline.planner.hardware import Disk, Hardware, available_ram_bytes
 from pipeline.planner.plan import make_plan, weights_bytes
 from pipeline.planner.shape import ModelShape, model_shape
 
@@ -88,11 +88,28 @@ def test_placement_is_explained() -> None:
     assert plan.placement == "device"
     assert any("without a GPU" in reason for reason in plan.reasons)
     assert make_plan(config(kv_cache={"placement": "offloaded"}), shape, Hardware(4, 32 * GIB), RESOLVED).placement == "offloaded"
-    on_disk = make_plan(config(kv_cache={"placement": "disk"}), shape, Hardware(4, 29 * GIB), RESOLVED)
+    disk = (Disk("/", 100 * GIB),)
+    on_disk = make_plan(config(kv_cache={"placement": "disk"}), shape, Hardware(4, 29 * GIB, disks=disk), RESOLVED)
     assert (on_disk.placement, on_disk.batch_tokens >= on_disk.context_tokens) == ("disk", True)
+    with pytest.raises(DoesNotFit, match="the disk of the run directory does not hold"):
+        make_plan(config(kv_cache={"placement": "disk"}), shape, Hardware(4, 29 * GIB, disks=(Disk("/", 2**20),)), RESOLVED)
 
 
-@given(st.builds(ModelShape, *[st.integers(1, 100)] * 8), st.sampled_from(["none", "int8", "nf4"]))
+def test_a_lossy_placement_is_never_taken_by_itself() -> None:
+    shape = model_shape(LLAMA_2_7B)
+    small = Hardware(4, 6 * GIB, disks=(Disk("/", 100 * GIB),))
+    tight = make_plan(config(), shape, small, RESOLVED)
+    assert tight.placement in ("device", "offloaded", "disk")
+    asked = make_plan(config(kv_cache={"placement": "quantized"}), shape, Hardware(4, 32 * GIB), RESOLVED)
+    assert asked.placement == "quantized"
+    assert asked.kv_bytes_per_token == shape.kv_bytes_per_token("float16")
+    roomy = make_plan(config(), shape, Hardware(4, 16 * GIB), RESOLVED)
+    packed = make_plan(config(kv_cache={"placement": "quantized"}), shape, Hardware(4, 16 * GIB), RESOLVED)
+    assert packed.batch_tokens > 1.9 * roomy.batch_tokens
+
+
+# From 64 on: a matrix of a few numbers weighs more in nf4, as its code tables alone take a kilobyte.
+@given(st.builds(ModelShape, *[st.integers(64, 256)] * 8), st.sampled_from(["none", "int8", "nf4"]))
 def test_fewer_bits_never_weigh_more(shape: ModelShape, quantization: str) -> None:
     assert weights_bytes(shape, quantization, "bfloat16") <= weights_bytes(shape, "none", "float32")
 

@@ -17,10 +17,19 @@ from pipeline.stores.kv.files import Files, used_bytes
 from pipeline.stores.kv.index import Index
 from pipeline.stores.kv.outcomes import Counters, Declined
 from pipeline.stores.kv.policy import Facts, choose_victims
+from pipeline.stores.kv.speed import Speeds
 
 _log = logging.getLogger(__name__)
 LAYOUT = "v1"
+SPEEDS = "speeds.json"
 HOUSEKEEPING_BYTES = 32 * 1024  # kept free of entries: a block more of the journal, the speeds, the folders of processes that come
+
+
+def measured_reading(root: Path) -> float | None:
+    """Bytes a second that reading from the store in ``root`` was measured to take; None where nothing was. Opens nothing else."""
+    known = Speeds()
+    known.recall(root / LAYOUT / SPEEDS)
+    return known.read_bytes_per_second
 
 
 class Place:
@@ -43,7 +52,7 @@ class Place:
         self.files = files
         self.clock = clock
         self.counters = Counters()
-        self.speeds_path = root / LAYOUT / "speeds.json"
+        self.speeds_path = root / LAYOUT / SPEEDS
         self._quota_bytes = quota_bytes
         self._limit_bytes = None if quota_bytes is None else quota_bytes - HOUSEKEEPING_BYTES
         self._free_floor_bytes = free_floor_bytes

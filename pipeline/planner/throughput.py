@@ -1,0 +1,250 @@
+"""How long things take: pure formulas over bytes, operations and rates. Seconds are floats, everything else whole numbers.
+
+The formulas are rooflines (Williams, Waterman, Patterson, 2009): the slower of arithmetic and memory sets the time. Prefill multiplies
+every weight with many tokens and is bound by arithmetic; decoding reads every weight for a few tokens and is bound by memory. No real
+kernel reaches the roof; ``prefill_share`` and ``decode_share`` say how near ours comes, and are what `bench` calibrates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.planner.hardware import Rates
+from pipeline.planner.layers import dtype_bytes
+from pipeline.planner.shape import ModelShape
+
+# On this project's test machine SmolLM2-135M prefills 360 tokens/s where the roof says about 510, and decodes one row at 8.8 tokens/s
+# where the memory alone would allow 15 to 20.
+PREFILL_SHARE, DECODE_SHARE = 0.7, 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """A machine and how near to its roofs the engine comes."""
+
+    rates: Rates
+    prefill_share: float = PREFILL_SHARE
+    decode_share: float = DECODE_SHARE
+
+    @property
+    def arithmetic(self) -> float:
+        """Operations a second that prefill reaches. Raises ValueError where the rate is not known."""
+        return _known(self.rates.matmul_per_second, "matrix product rate") * self.prefill_share
+
+    @property
+    def memory(self) -> float:
+        """Bytes a second that decoding reads."""
+        return _known(self.rates.memory_bytes_per_second, "memory bandwidth") * self.decode_share
+
+
+def _known(value: float | None, name: str) -> float:
+    if value is None:
+        raise ValueError(f"the {name} of this machine is not known; measure it or describe it")
+    return value
+
+
+def prefill_operations(shape: ModelShape, tokens: int, past_tokens: int = 0) -> float:
+    """Operations to read ``tokens`` tokens after ``past_tokens``: 2 N a token, and 4 d (n^2/2 + n past) a layer for attention.
+
+    N is without look-up tables and without the head, which only the last token meets (Kaplan and others, 2020, table 1, causal half).
+    A layer with a window attends to no more than that.
+    """
+    head = shape.vocabulary * shape.hidden
+    width = shape.query_heads * shape.head_dim
+    attended = 0.0
+    for layer in shape.kinds:
+        if layer.numbers_per_token:
+            attended += tokens * _mean_seen(tokens, past_tokens, layer.window)
+    return 2.0 * max(shape.matmul_parameters - head, 0) * tokens + 2.0 * head + 4.0 * width * attended
+
+
+def _mean_seen(tokens: int, past: int, window: int | None) -> float:
+    """Tokens that a token attends to on average: half of the new ones and all earlier ones, or the window."""
+    seen = past + tokens / 2
+    return seen if window is None else min(seen, float(window))
+
+
+def prefill_seconds(shape: ModelShape, tokens: int, speed: Speed, past_tokens: int = 0) -> float:
+    """Time to read ``tokens`` tokens of one row. A calibrated rate, if there is one, takes the place of the machine's arithmetic."""
+    rate, at = speed.rates.prefill_tokens_per_second, speed.rates.prefill_at_tokens
+    if rate and not at:
+        return tokens / rate
+    if rate and at:
+        return prefill_operations(shape, tokens, past_tokens) * (at / rate) / prefill_operations(shape, at)
+    return prefill_operations(shape, tokens, past_tokens) / speed.arithmetic
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One decoding step of a batch: where its time goes. ``seconds`` is for the whole batch; each row gets one token."""
+
+    weights_seconds: float
+    cache_seconds: float
+    compute_seconds: float
+    transfer_seconds: float = 0.0
+    hidden: bool = True
+
+    @property
+    def resident_seconds(self) -> float:
+        """Were everything in the memory of the device that computes."""
+        return max(self.weights_seconds + self.cache_seconds, self.compute_seconds)
+
+    @property
+    def seconds(self) -> float:
+        """Pipelined: a layer's bytes travel while the layer before it computes, so the slower of the two sets the pace."""
+        return max(self.resident_seconds, self.transfer_seconds)
+
+    @property
+    def slowdown(self) -> float:
+        """How many times slower than resident."""
+        return self.seconds / self.resident_seconds
+
+
+def decode_step(
+    shape: ModelShape,
+    speed: Speed,
+    *,
+    quantization: str,
+    dtype: str,
+    rows: int,
+    tokens: int,
+    transferred_bytes: int = 0,
+    link_bytes_per_second: float | None = None,
+) -> Step:
+    """One token for each of ``rows`` rows of ``tokens``: weights once, every row's cache, 2 N operations a row (Pope and others, 2022).
+
+    ``transferred_bytes`` come over a link at each step: offloaded weights, or an offloaded cache. nf4 is unpacked first where
+    ``dequantize_weights_per_second`` says that this takes time (on CPUs it does).
+    """
+    parts = _resident_parts(shape, speed, quantization, dtype, rows, tokens)
+    rates = speed.rates
+    if rates.decode_tokens_per_second and (rates.decode_at_rows or rows == 1):
+        at_rows = rates.decode_at_rows or 1
+        there = _resident_parts(shape, speed, quantization, dtype, at_rows, rates.decode_at_tokens or tokens)
+        factor = at_rows / rates.decode_tokens_per_second / max(there[0] + there[1], there[2])
+        parts = (parts[0] * factor, parts[1] * factor, parts[2] * factor)  # the sum is known, the parts keep their proportion
+    transfer = transferred_bytes / link_bytes_per_second if transferred_bytes and link_bytes_per_second else 0.0
+    return Step(*parts, transfer, transfer <= max(parts[0] + parts[1], parts[2]))
+
+
+def _resident_parts(shape: ModelShape, speed: Speed, quantization: str, dtype: str, rows: int, tokens: int) -> tuple[float, float, float]:
+    """Seconds of one step by the formulas: reading the weights, reading the cache, multiplying."""
+    weights = shape.read_bytes_per_step(quantization, dtype, rows) / speed.memory
+    unpacking = speed.rates.dequantize_weights_per_second
+    if quantization == "nf4" and unpacking:
+        weights += sum(weight.parameters for weight in shape.weights if weight.shrinks) / unpacking
+    cache = shape.kv_bytes(tokens, dtype, rows) / speed.memory
+    return weights, cache, 2.0 * shape.matmul_parameters * rows / speed.arithmetic
+
+
+def transfer_seconds(moved_bytes: int, bytes_per_second: float) -> float:
+    """One way: bytes by bandwidth."""
+    return moved_bytes / bytes_per_second
+
+
+def load_seconds(stored_bytes: int, rates: Rates) -> float:
+    """Time to bring weights of ``stored_bytes`` (as they lie on the disk) to the device: the slower of disk and link."""
+    disk = stored_bytes / _known(rates.disk_read_bytes_per_second, "disk read rate")
+    link = stored_bytes / rates.to_device_bytes_per_second if rates.to_device_bytes_per_second else 0.0
+    return max(disk, link)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What is asked of the documents: their lengths in tokens (a sample or all), how many there are, and what is written for each.
+
+    ``instruction_tokens`` come before or after every document; ``shared`` of them are read once for all.
+    """
+
+    lengths: Sequence[int]
+    documents: int
+    output_tokens: int
+    instruction_tokens: int = 0
+    shared_tokens: int = 0
+
+    @property
+    def mean_tokens(self) -> float:
+        """Of a document, from the sample."""
+        return sum(self.lengths) / len(self.lengths) if self.lengths else 0.0
+
+    @property
+    def relative_error(self) -> float:
+        """One standard error of the mean length, as a share of it, with the correction for a finite population (Cochran, 1977)."""
+        count = len(self.lengths)
+        if count < 2 or not self.mean_tokens or count >= self.documents:
+            return 0.0
+        variance = sum((length - self.mean_tokens) ** 2 for length in self.lengths) / (count - 1)
+        return math.sqrt(variance / count * (1 - count / self.documents)) / self.mean_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Duration:
+    """A workload's time. The range is one standard error of the sample either way; it knows nothing of wrong rates."""
+
+    prefill_seconds: float
+    decode_seconds: float
+    documents: int
+    relative_error: float
+
+    @property
+    def seconds(self) -> float:
+        """All documents."""
+        return self.prefill_seconds + self.decode_seconds
+
+    @property
+    def range_seconds(self) -> tuple[float, float]:
+        """One standard error below and above."""
+        return self.seconds * (1 - self.relative_error), self.seconds * (1 + self.relative_error)
+
+    @property
+    def documents_per_hour(self) -> float:
+        """Infinite where there is nothing to do."""
+        return self.documents / self.seconds * 3600 if self.seconds else math.inf
+
+
+def work_duration(
+    shape: ModelShape,
+    speed: Speed,
+    work: Workload,
+    *,
+    quantization: str,
+    dtype: str,
+    rows: int,
+    offloaded_bytes: int = 0,
+    cache_offloaded: bool = False,
+    link_bytes_per_second: float | None = None,
+) -> Duration:
+    """Every document read once and ``output_tokens`` written, ``rows`` at a time; shared instructions are read once.
+
+    ``offloaded_bytes`` of weights travel at each step, the whole cache too if ``cache_offloaded``.
+    """
+    if not work.lengths or not work.documents:
+        return Duration(0.0, 0.0, 0, 0.0)
+    own = work.instruction_tokens - work.shared_tokens
+    reading = sum(prefill_seconds(shape, length + own, speed, work.shared_tokens) for length in work.lengths) / len(work.lengths)
+    length = int(work.mean_tokens + work.instruction_tokens + work.output_tokens / 2)
+    batch = max(1, min(rows, work.documents))
+    moved = offloaded_bytes + (shape.kv_bytes(length, dtype, batch) if cache_offloaded else 0)
+    step = decode_step(
+        shape,
+        speed,
+        quantization=quantization,
+        dtype=dtype,
+        rows=batch,
+        tokens=length,
+        transferred_bytes=moved,
+        link_bytes_per_second=link_bytes_per_second,
+    )
+    steps = math.ceil(work.documents / batch) * work.output_tokens
+    weights_once = offloaded_bytes / link_bytes_per_second if offloaded_bytes and link_bytes_per_second else 0.0
+    shared = prefill_seconds(shape, work.shared_tokens, speed) if work.shared_tokens else 0.0
+    prefill = max(work.documents * reading, math.ceil(work.documents / batch) * weights_once) + shared
+    return Duration(prefill, steps * step.seconds, work.documents, work.relative_error)
+
+
+def dequantized_bytes(shape: ModelShape, dtype: str) -> int:
+    """The largest weight that nf4 or int8 unpacks for one product."""
+    largest = max((weight.rows * weight.columns for weight in shape.weights if weight.shrinks), default=0)
+    return largest * dtype_bytes(dtype)

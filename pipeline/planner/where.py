@@ -1,0 +1,151 @@
+"""Where weights and cache go: the first of the steps that works, with its sentence, and the rows that the room then holds.
+
+Fits as it is; else the cache goes to RAM; else to the disk; else unquantized weights are split. Only the user may choose what changes
+answers (quantization of weights or of the cache, a shorter context): that is suggested, never done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pipeline.planner.describing import amount
+from pipeline.planner.rooms import CACHE_SHARE, Need, Place, Room, Wish
+from pipeline.planner.shape import ModelShape
+
+Verdict = Literal["resident", "cache offloaded", "split", "does not fit"]
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Bytes of weights by place, the place of the cache, and the bytes that rows may fill together: there, and in memory beside it."""
+
+    verdict: Verdict
+    weights: dict[Place, int]
+    cache_place: Place
+    room_bytes: int = 0
+    near_room_bytes: int = 0
+
+    def rows(self, shape: ModelShape, have: Room, wish: Wish) -> int:
+        """Rows of a typical length that decode together; none where nothing fits."""
+        if self.verdict == "does not fit":
+            return 0
+        most, tokens, dtype = wish.rows or have.most_rows, wish.typical_tokens, wish.kept_dtype
+        fit = _times(self.room_bytes, shape.kv_bytes(tokens, dtype), most)
+        if self.cache_place != "device":
+            fit = min(fit, _times(self.near_room_bytes, shape.near_bytes(tokens, dtype), most))
+        return max(1, min(most, fit))
+
+    def batch_tokens(self, shape: ModelShape, wish: Wish, rows: int) -> int:
+        """Rows x longest row that fit, whatever the lengths: every token counted in every layer, states counted a row."""
+        dtype, most = wish.kept_dtype, rows * wish.context_tokens
+        states = rows * shape.fixed_bytes_per_row(dtype)
+        if self.room_bytes < states:
+            return 0
+        fit = min(most, _times(self.room_bytes - states, shape.kv_bytes_per_token(dtype), most))
+        if self.cache_place != "device":
+            a_token = shape.near_bytes(2, dtype) - shape.near_bytes(1, dtype)
+            fit = min(fit, _times(max(0, self.near_room_bytes - states), a_token, most))
+        # One row alone was found to fit; a layer at a time, it may be larger than a batch may be.
+        return max(fit, wish.row_tokens) if self.cache_place != "device" and self.verdict != "does not fit" else fit
+
+
+def _times(room_bytes: int, each_bytes: int, most: int) -> int:
+    return room_bytes // each_bytes if each_bytes else most
+
+
+def settle(need: Need, have: Room, wish: Wish, reasons: list[str]) -> Where:
+    """Decide; each step that is passed leaves its sentence in ``reasons``."""
+    verdict, weights, cache_place = _place(need, have, wish, reasons)
+    near = have.device_bytes - weights["device"] - need.activation_bytes
+    left = {"device": near, "ram": have.ram_bytes - weights["ram"], "disk": have.disk_bytes - weights["disk"]}[cache_place]
+    beside = near if cache_place != "device" else 0
+    return Where(verdict, weights, cache_place, max(0, int(left * CACHE_SHARE)), max(0, int(beside * CACHE_SHARE)))
+
+
+def _place(need: Need, have: Room, wish: Wish, reasons: list[str]) -> tuple[Verdict, dict[Place, int], Place]:
+    name, resident = have.device_name, _resident(need)
+    asked = None if wish.cache_place == "ram" and not have.on_card else wish.cache_place  # RAM is where it computes
+    layer_by_layer = need.weights_bytes + need.activation_bytes + need.near_bytes
+    if asked in ("ram", "disk") and layer_by_layer <= have.device_bytes:
+        return _as_configured(need, have, asked, reasons)
+    if asked in (None, "device") and need.together_bytes <= have.device_bytes:
+        reasons.append(f"all of it fits {name}: {amount(need.together_bytes)} of {amount(have.device_bytes)} that may be used")
+        return "resident", resident, "device"
+    if need.weights_bytes + need.activation_bytes <= have.device_bytes and (asked == "device" or layer_by_layer <= have.device_bytes):
+        left = have.device_bytes - need.weights_bytes - need.activation_bytes
+        reasons.append(f"the weights fit {name}, the cache of one row does not: it needs {amount(need.row_bytes)}, {amount(left)} are left")
+        return _overflow(need, have, asked, reasons)
+    alone = need.weights_bytes > have.device_bytes
+    what = "the weights alone do not fit" if alone else "the weights and what computes with them do not fit"
+    least = need.weights_bytes if alone else min(layer_by_layer, need.together_bytes)
+    reasons.append(f"{what} {name}: {amount(least)}, and {amount(have.device_bytes)} may be used")
+    if wish.quantization != "none":
+        reasons.append(f"weights in {wish.quantization} cannot be spread over RAM or disk: bitsandbytes wants them where they are computed")
+        return "does not fit", resident, "device"
+    return _split(need, have, asked, reasons)
+
+
+def _resident(need: Need) -> dict[Place, int]:
+    return {"device": need.weights_bytes, "ram": 0, "disk": 0}
+
+
+def _as_configured(need: Need, have: Room, asked: Place, reasons: list[str]) -> tuple[Verdict, dict[Place, int], Place]:
+    size, free = (need.row_bytes, have.ram_bytes) if asked == "ram" else (need.far_bytes, have.disk_bytes)
+    where = "RAM" if asked == "ram" else "the disk of the run directory"
+    if size > free:
+        reasons.append(f"{where} does not hold the cache of one row: it needs {amount(size)}, {amount(free)} may be used")
+        return "does not fit", _resident(need), asked
+    reasons.append(
+        f"the cache goes to {where}, as configured ({amount(free)} that may be used), and comes back layer by layer at every step"
+    )
+    return "cache offloaded", _resident(need), asked
+
+
+def _overflow(need: Need, have: Room, asked: Place | None, reasons: list[str]) -> tuple[Verdict, dict[Place, int], Place]:
+    """The weights fit, the cache of the longest row does not."""
+    if asked == "device":
+        reasons.append("the cache stays there, as configured; kv_cache.placement auto would look further")
+        return "does not fit", _resident(need), "device"
+    if have.on_card and need.row_bytes <= have.ram_bytes:
+        reasons.append(f"the cache goes to RAM ({amount(have.ram_bytes)} that may be used) and comes back layer by layer at every step")
+        return "cache offloaded", _resident(need), "ram"
+    if need.far_bytes <= have.disk_bytes:
+        reasons.append(
+            f"only the disk of the run directory holds the cache ({amount(have.disk_bytes)} free): one layer at a time is in memory, and "
+            "each is read again at every step, which is very slow"
+        )
+        return "cache offloaded", _resident(need), "disk"
+    reasons.append("neither RAM nor disk holds that cache either")
+    return "does not fit", _resident(need), "device"
+
+
+def _split(need: Need, have: Room, asked: Place | None, reasons: list[str]) -> tuple[Verdict, dict[Place, int], Place]:
+    """Layers on the device first, then RAM, then disk; room is kept free for the one that is computed, and for one row."""
+    places: tuple[Place, ...] = (asked,) if asked else ("device", "ram", "disk") if have.on_card else ("device", "disk")
+    spread: dict[Place, int] = {}
+    for place in places:
+        spread, holds = _spread(need, have, place)
+        if holds:
+            names: dict[Place, str] = {"device": have.device_name, "ram": "in RAM", "disk": "on the disk"}
+            parts = [f"{amount(spread[where])} {names[where]}" for where in names if spread[where]]
+            reasons.append(f"unquantized weights may be split: {', '.join(parts)}; what is not on the device is fetched at every step")
+            if place != "device":
+                reasons.append(f"the cache is {names[place]} and comes back layer by layer at every step")
+            return "split", spread, place
+    reasons.append("graphics card, RAM and disk together do not hold it" if have.on_card else "RAM and disk together do not hold it")
+    return "does not fit", spread, "device"
+
+
+def _spread(need: Need, have: Room, cache: Place) -> tuple[dict[Place, int], bool]:
+    """Weights by place with the cache of one row in ``cache``, and whether all of it holds."""
+    beside = need.activation_bytes + 2 * need.layer_bytes + (need.row_bytes if cache == "device" else need.near_bytes)
+    near = max(0, have.device_bytes - beside)
+    near -= near % max(need.layer_bytes, 1)
+    near = min(near, need.weights_bytes)
+    rest = need.weights_bytes - near
+    in_ram = min(rest, max(0, have.ram_bytes - (need.row_bytes if cache == "ram" else 0)))
+    on_disk = rest - in_ram
+    holds = have.device_bytes >= beside and on_disk + (need.far_bytes if cache == "disk" else 0) <= have.disk_bytes
+    holds = holds and (cache != "ram" or need.row_bytes <= have.ram_bytes)
+    return {"device": near, "ram": in_ram, "disk": on_disk}, holds
