@@ -7,6 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import bitsandbytes  # noqa: F401  # first imported while a card is pretended, it stays half imported for the whole process
 import pytest
 import torch
 from safetensors.torch import load_file, save_file

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import bitsandbytes  # noqa: F401  # first imported while a card is pretended, it stays half imported for the whole process
 import pytest
 import torch
 
