@@ -26,11 +26,11 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
     monkeypatch.setenv("OVERNIGHT_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
-def configured(folder: Path, model: Path, rows: list[dict[str, Any]], task: dict[str, Any], **sections: Any) -> Path:
+def configured(folder: Path, place: Path, rows: list[dict[str, Any]], task: dict[str, Any], **sections: Any) -> Path:
     source, config = folder / "in.jsonl", folder / "config.yaml"
     source.write_text("".join(json.dumps({"id": f"d{number}", "text": row["text"]}) + "\n" for number, row in enumerate(rows)))
     raw = {"source": {"path": str(source)}, "tasks": [task], "run": {"directory": str(folder / "run")}, **sections}
-    raw["model"] = {"id": str(model), "dtype": "float32", **sections.get("model", {})}
+    raw["model"] = {"id": str(place), "dtype": "float32", **sections.get("model", {})}
     config.write_text(yaml.safe_dump(raw))
     return config
 
