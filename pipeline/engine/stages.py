@@ -60,9 +60,9 @@ class Stages:
                 return None
             order = [*(place for place in range(len(batch)) if place not in alone), *alone]
             self._unfinished.clear()
-            found = deque(alone.values())
+            cached = deque(alone.values())
             alone.clear()
-            answers = self._answers([batch[place] for place in order], found, end_ids, settings)
+            answers = self._answers([batch[place] for place in order], cached, end_ids, settings)
             for key, keep in self._unfinished:
                 self._reuse.finish(key, keep=keep)
             return [answers[order.index(place)] for place in range(len(batch))]
