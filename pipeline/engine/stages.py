@@ -55,17 +55,26 @@ class Stages:
     def replies(self, batch: Sequence[Request], end_ids: Collection[int], settings: Settings) -> Sequence[_Answer] | None:
         """Answers to ``batch`` in its order; None where nothing of it is stored or to be stored, and it may as well be read together."""
         with torch.inference_mode():
-            alone = {place: found for place, request in enumerate(batch) if (found := self._stored(request)) is not None}
+            alone, cached = self._found(batch)
             if not alone or (len(batch) > 1 and not self._joins):
                 return None
             order = [*(place for place in range(len(batch)) if place not in alone), *alone]
             self._unfinished.clear()
-            cached = deque(alone.values())
-            alone.clear()
             answers = self._answers([batch[place] for place in order], cached, end_ids, settings)
             for key, keep in self._unfinished:
                 self._reuse.finish(key, keep=keep)
             return [answers[order.index(place)] for place in range(len(batch))]
+
+    def _found(self, batch: Sequence[Request]) -> tuple[list[int], deque[_Cached]]:
+        """Places in ``batch`` of what is worth a stage of its own, and what is known of each; nothing else holds that."""
+        alone: list[int] = []
+        found: deque[_Cached] = deque()
+        for place, request in enumerate(batch):
+            cached = self._stored(request)
+            if cached is not None:
+                alone.append(place)
+                found.append(cached)
+        return alone, found
 
     def _stored(self, request: Request) -> _Cached | None:
         """What is known of the document, possibly nothing but that it is to be kept; None where it is not worth a stage of its own."""
