@@ -152,7 +152,7 @@ class ContinuousEngine:
     def _invite(self) -> None:
         """Let waiting requests in while there is room: rows, columns of KV memory, and tokens of one pass."""
         budget = self._plan.prefill_chunk_tokens - sum(len(guest.own) - guest.read for guest in self._guests if guest.reading)
-        columns = sum(guest.row.storage.capacity for guest in self._guests if guest.row.storage) + self._documents.columns
+        columns = sum(guest.row.storage.capacity for guest in self._guests if guest.row.storage)
         newcomers: list[int] = []
         while self._waiting and budget > 0 and len(self._guests) < self._rows:
             request = self._requests.get(self._waiting[0][-1])
@@ -162,7 +162,7 @@ class ContinuousEngine:
             if isinstance(request.ask, Decode) and sum(guest.output is not None for guest in self._guests) >= self._ramp.rows:
                 break
             needed = class_capacity(row_tokens(request))
-            if self._guests and columns + needed > self._columns:
+            if self._guests and columns + self._documents.columns + needed > self._columns:
                 break
             guest = self._welcome(request)
             size = len(guest.own) + len(guest.asked)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,15 +55,26 @@ class Stages:
     def replies(self, batch: Sequence[Request], end_ids: Collection[int], settings: Settings) -> Sequence[_Answer] | None:
         """Answers to ``batch`` in its order; None where nothing of it is stored or to be stored, and it may as well be read together."""
         with torch.inference_mode():
-            alone = {place: found for place, request in enumerate(batch) if (found := self._stored(request)) is not None}
+            alone, cached = self._found(batch)
             if not alone or (len(batch) > 1 and not self._joins):
                 return None
             order = [*(place for place in range(len(batch)) if place not in alone), *alone]
             self._unfinished.clear()
-            answers = self._answers([batch[place] for place in order], list(alone.values()), end_ids, settings)
+            answers = self._answers([batch[place] for place in order], cached, end_ids, settings)
             for key, keep in self._unfinished:
                 self._reuse.finish(key, keep=keep)
             return [answers[order.index(place)] for place in range(len(batch))]
+
+    def _found(self, batch: Sequence[Request]) -> tuple[list[int], deque[_Cached]]:
+        """Places in ``batch`` of what is worth a stage of its own, and what is known of each; nothing else holds that."""
+        alone: list[int] = []
+        found: deque[_Cached] = deque()
+        for place, request in enumerate(batch):
+            cached = self._stored(request)
+            if cached is not None:
+                alone.append(place)
+                found.append(cached)
+        return alone, found
 
     def _stored(self, request: Request) -> _Cached | None:
         """What is known of the document, possibly nothing but that it is to be kept; None where it is not worth a stage of its own."""
@@ -83,23 +94,23 @@ class Stages:
     def _keeps(self, request: Request, key: Sequence[int]) -> bool:
         return self._reuse.keeps(len(key), 0, request.awaited)
 
-    def _answers(
-        self, requests: Sequence[Request], found: Sequence[_Cached], end_ids: Collection[int], settings: Settings
-    ) -> list[_Answer]:
-        """``requests``: those to be read together, then one for each of ``found``."""
+    def _answers(self, requests: Sequence[Request], found: deque[_Cached], end_ids: Collection[int], settings: Settings) -> list[_Answer]:
+        """``requests``: those to be read together, then one for each of ``found``, which is emptied: each is let go once it is a row,
+        or the batch would be in memory twice.
+        """
         together, alone = requests[: len(requests) - len(found)], requests[len(requests) - len(found) :]
         prompts = [request.ids for request in together]
         decodes = [request.ask for request in requests if isinstance(request.ask, Decode)]
         if decodes:
             room = max(ask.max_new_tokens for ask in decodes)
             parts = [prefill_in_groups(self._forward, prompts, settings)] if together else []
-            parts += [self._read(request, cached, settings) for request, cached in zip(alone, found, strict=True)]
+            parts += [self._read(request, found.popleft(), settings) for request in alone]
             return list(decode(self._forward, joined(parts, max(part.columns for part in parts) + room), decodes, end_ids, settings.pad_id))
         asks = [request.ask for request in requests if isinstance(request.ask, Score)]
         answers: list[_Answer] = list(score(self._forward, prompts, asks[: len(together)], settings)) if together else []
-        for request, cached, ask in zip(alone, found, asks[len(together) :], strict=True):
+        for request, ask in zip(alone, asks[len(together) :], strict=True):
             with watched(self._forward.model, wanted=ask.features) as watch:
-                row = self._read(request, cached, settings)
+                row = self._read(request, found.popleft(), settings)
             features = packed(watch.seen[0, -1]) if watch.seen is not None else b""
             scores = score_rows(self._forward, row, [ask], settings)[0]
             answers.append(Scored(scores, features) if all(map(math.isfinite, scores)) else NON_FINITE)

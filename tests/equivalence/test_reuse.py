@@ -338,3 +338,27 @@ def test_two_processes_on_one_store(tmp_path: Path) -> None:
         requests = asked(1, 10, Score(CONTINUATIONS))
         check_scores(model, requests, answers(model, two, requests))
         assert (two.tally.loaded, two.store.counters.stored) == (len(DOCUMENTS), 0)
+
+
+def test_documents_from_the_store_stay_within_the_memory_of_the_plan(tmp_path: Path) -> None:
+    """Loading costs no pass, so nothing but their columns keeps all of them from being let in at once."""
+    model = tiny_model("llama (GQA)")
+    plan = dataclasses.replace(PLAN, max_batch_rows=16, batch_tokens=1200)
+    requests = asked(0, 0, Score(CONTINUATIONS), prompts((250,) * 12, seed=11))
+    with shelf_in(tmp_path) as shelf:
+        answers(model, shelf, requests)
+    held: list[int] = []
+
+    class Watch:
+        def started(self, request_ids: Any) -> None: ...
+
+        def pulse(self) -> None:
+            held.append(engine._documents.columns + sum(guest.row.storage.capacity for guest in engine._guests if guest.row.storage))
+
+    with shelf_in(tmp_path) as shelf:
+        reuse, static = Reuse(shelf, {"model": "llama", "attention": IMPLEMENTATION}), Watched(model, plan, end_ids=(), pad_id=0)
+        engine = ContinuousEngine(model, plan, end_ids=(), static=static, window=None, reuse=reuse)
+        engine.listener = Watch()
+        check_scores(model, requests, answers_of(engine, model, static, shelf, requests))
+        assert shelf.tally.loaded == len(requests)
+    assert 250 < max(held) <= 1200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from pipeline.engine.engine import ModelEngine
 from pipeline.engine.forward import Forward
 from pipeline.engine.reuse import Reuse
 from pipeline.engine.shelf import Shelf
-from pipeline.engine.stages import Stages, not_reusable
+from pipeline.engine.stages import Stages, _Cached, not_reusable
 from pipeline.records import Decode, Generation, Request, Score
 from pipeline.stores.kv.files import used_bytes
 from pipeline.stores.kv.inspection import ls
@@ -81,6 +82,21 @@ def test_rows_from_the_disk_and_rows_just_read_in_one_batch(tmp_path: Path) -> N
     assert max(generation.batch_rows for generation in done) > 2
     expected = [reference_text(model, request.ids, END_IDS, NEW_TOKENS) for request in texts]
     assert assert_equal_texts(expected, [generation.token_ids for generation in done[:3]]) <= 1
+
+
+def test_what_was_loaded_is_not_in_memory_twice(tmp_path: Path) -> None:
+    model = tiny_model("llama (GQA)")
+    texts = asked(0, 0, Decode(NEW_TOKENS))
+    with shelf_in(tmp_path) as shelf:
+        answers(model, shelf, texts)
+    with shelf_in(tmp_path) as shelf:
+        engine = ModelEngine(model, dataclasses.replace(PLAN, max_batch_rows=8), end_ids=(), pad_id=0)
+        engine.stages = Stages(engine._forward, Reuse(shelf, {"model": "tiny"}), 0)
+        held: list[int] = []
+        engine._forward.after_pass = lambda: held.append(sum(type(one) is _Cached for one in gc.get_objects()))
+        engine.stages.replies(texts, (), engine._settings)
+        assert shelf.tally.loaded == len(texts)
+        assert (max(held), held[-1]) == (len(texts), 0)
 
 
 @pytest.mark.parametrize("family", ["mistral (sliding window)", "qwen3_next (hybrid)"])

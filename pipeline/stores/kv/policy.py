@@ -41,7 +41,8 @@ class Facts:
 def choose_victims(held: Iterable[Facts], needed_bytes: int, now: float, newcomer: Facts | None = None) -> Sequence[Facts] | None:
     """Entries to remove, least worth first, so that ``needed_bytes`` become free; None if ``newcomer`` may not have that much.
 
-    Without a newcomer (the quota was cut) every entry may go, checkpoints last.
+    Where a large one at the end makes earlier choices unnecessary, those stay, dearest first. Without a newcomer (the quota was cut)
+    every entry may go, checkpoints last.
     """
     candidates = [facts for facts in held if newcomer is None or _gives_way(facts, newcomer, now)]
     chosen: list[Facts] = []
@@ -50,7 +51,13 @@ def choose_victims(held: Iterable[Facts], needed_bytes: int, now: float, newcome
             break
         chosen.append(facts)
         needed_bytes -= facts.size_bytes
-    return None if needed_bytes > 0 and newcomer is not None else chosen
+    if needed_bytes > 0:
+        return None if newcomer is not None else chosen
+    for facts in reversed(chosen[:-1]):
+        if needed_bytes + facts.size_bytes <= 0:
+            needed_bytes += facts.size_bytes
+            chosen.remove(facts)
+    return chosen
 
 
 def _gives_way(facts: Facts, newcomer: Facts, now: float) -> bool:

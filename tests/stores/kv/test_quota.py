@@ -43,6 +43,14 @@ def test_the_cheapest_for_its_bytes_goes_first() -> None:
     assert names(choose_victims(held, 1001, 0, facts("new", seconds=100))) == ["large", "cheap"]
 
 
+def test_no_more_goes_than_is_needed() -> None:
+    held = [facts("a", seconds=1), facts("b", seconds=2), facts("large", size=1000, seconds=50)]
+    assert names(choose_victims(held, 150, 0)) == ["a", "b"]
+    assert names(choose_victims(held, 250, 0)) == ["large"]
+    assert names(choose_victims(held, 1050, 0)) == ["a", "large"]
+    assert names(choose_victims(held, 1200, 0)) == ["a", "b", "large"]
+
+
 def test_age_halves_the_worth_each_week() -> None:
     held = [facts("old", seconds=3), facts("young", seconds=2, used=HALF_LIFE_SECONDS)]
     assert names(choose_victims(held, 1, HALF_LIFE_SECONDS, facts("new", seconds=9))) == ["old"]
