@@ -25,7 +25,7 @@ _DAY_SECONDS = 86_400
 
 @app.command()
 def ls(place: StorePath, as_json: AsJson = False) -> None:
-    """List the entries, last used first."""
+    """List the entries, last used first; remains of entries that cannot be read are removed."""
     from pipeline.stores.kv import inspection
 
     _show(inspection.ls(_folder(place)), "held", as_json=as_json)

@@ -63,7 +63,10 @@ def _require_quantizable(loaded: LoadedModel) -> None:
 
 def _prepare_stages(static: PlainEngine, loaded: LoadedModel, plan: Plan, caches: Caches | None, attention: str) -> None:
     """Let static batches use the store, where caches of this family can be taken apart and put together again."""
-    if caches is None or plan.placement not in REUSABLE:
+    if caches is None:
+        return
+    if plan.placement not in REUSABLE:
+        caches.shelf.notes.append(f"Persisted caches are not used while the KV cache is {plan.placement}.")
         return
     with attention_as(loaded.model, attention):
         reason = not_reusable(loaded.model, plan.dtype)
