@@ -14,6 +14,17 @@ from pipeline.errors import StoppedEarly
 
 
 @contextmanager
+def full_disk_stops(place: Path) -> Iterator[None]:
+    """A full disk under ``place`` inside the block becomes StoppedEarly, with a sentence."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StoppedEarly(f"the disk that holds {place} is full; free some space and run the same command again") from None
+        raise
+
+
+@contextmanager
 def replace_file(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     """A handle whose bytes become ``path`` when the block ends well; ``private``: for the user's eyes only.
 
@@ -22,18 +33,25 @@ def replace_file(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     place = Path(os.path.realpath(path))  # a link goes on pointing where it points
     sibling = place.with_name(f".{secrets.token_hex(8)}.part")
     try:
-        with os.fdopen(os.open(sibling, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600 if private else 0o666), "wb") as stream:
+        with (
+            full_disk_stops(path.parent),
+            os.fdopen(os.open(sibling, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600 if private else 0o666), "wb") as stream,
+        ):
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        sibling.replace(place)
-        folder = os.open(place.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except BaseException as error:
+        with full_disk_stops(path.parent):
+            sibling.replace(place)
+            _sync_folder(place.parent)
+    except BaseException:
         sibling.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StoppedEarly(f"the disk that holds {path.parent} is full; free some space and run the same command again") from None
         raise
+
+
+def _sync_folder(path: Path) -> None:
+    """Let the names in a folder reach the disk."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -10,6 +10,7 @@ from pipeline.errors import OvernightError, WorkerDied
 from pipeline.records import Plan
 from pipeline.run_directory import RunDirectory
 from pipeline.supervisor import WorkerProcess
+from pipeline.watch import Holds
 
 _LOAD_TRIES = 2
 
@@ -70,6 +71,15 @@ class Crew:
         self._state, self._failed_loads = "loaded", 0
         self._note_loaded(worker.facts)
         return worker
+
+    @property
+    def holds(self) -> Holds:
+        """What the worker does at the moment, as far as is known."""
+        if self._worker is None:
+            return "nothing"
+        if self._state != "loaded":
+            return "loading"
+        return "computing" if self._worker.started else "idle"
 
     @property
     def computing(self) -> Collection[int]:

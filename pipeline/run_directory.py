@@ -18,6 +18,13 @@ LEDGER = "ledger.sqlite"
 _LOG = "overnight.log"
 
 
+class _QuietHandler(logging.FileHandler):
+    """A log that cannot be written (a full disk) is no reason for a word on the terminal: what matters is in the ledger."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, ARG002  # the name is the base class's
+        """Let it go."""
+
+
 class RunDirectory:
     """Paths inside one run directory, its lock and its log. Created private to the user: documents may be confidential."""
 
@@ -70,7 +77,7 @@ class RunDirectory:
     def logging(self) -> Iterator[None]:
         """Append the log of this process to ``overnight.log`` in the directory."""
         try:
-            handler = logging.FileHandler(self.path / _LOG, encoding="utf-8")
+            handler = _QuietHandler(self.path / _LOG, encoding="utf-8")
         except OSError as error:
             raise self._unusable(error) from None
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
@@ -83,4 +90,5 @@ class RunDirectory:
         finally:
             root.removeHandler(handler)
             root.setLevel(level)
-            handler.close()
+            with contextlib.suppress(OSError):  # as above, for what was still buffered
+                handler.close()

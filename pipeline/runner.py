@@ -8,7 +8,6 @@ so reading, tokenizing and commits happen beside the model.
 
 from __future__ import annotations
 
-import errno
 import itertools
 import logging
 import os
@@ -19,10 +18,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pipeline.atomic import full_disk_stops
 from pipeline.backends import open_backend
 from pipeline.config import Config
 from pipeline.crew import Crew
-from pipeline.errors import EXIT_DONE, EXIT_SOME_FAILED, EXIT_STOPPED, OvernightError, StoppedEarly, WorkerDied
+from pipeline.errors import EXIT_DONE, EXIT_SOME_FAILED, OvernightError, StoppedEarly, WorkerDied
 from pipeline.flight import Flight, WorkId
 from pipeline.intake import BLOCK_DOCUMENTS, Intake, blocks, first_documents, read_in
 from pipeline.journal import Journal
@@ -38,12 +38,12 @@ from pipeline.stores.ledger import Ledger
 from pipeline.stores.reading import Status
 from pipeline.suspicion import Pending, Suspicion, by_document
 from pipeline.versions import stack_versions
+from pipeline.watch import Watch
 
 _log = logging.getLogger(__name__)
 
 Observer = Callable[[Progress], None]
 _DEATHS_OF_NOBODY = 3
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _POLL_SECONDS = 0.2
 # Works under way for each row of a batch: enough to sort by length, few enough to hold their texts in memory.
 _WORKS_PER_ROW = 4
@@ -84,6 +84,7 @@ def run(
     stop = stop or StopSignal()
     directory = RunDirectory(config.run.directory)
     with (
+        full_disk_stops(directory.path),
         directory.locked(),
         directory.logging(),
         stop.watch_deadline(config.run.deadline),
@@ -106,6 +107,9 @@ class Night:
         self._request_ids = itertools.count(1)  # for the whole run: a late reply must never be taken for another question's
         self._deaths_of_nobody = 0
         self._intake = Intake()
+        self._watch = Watch(
+            directory.path, disk_floor_bytes=config.run.keep_free_disk, memory_floor_bytes=config.run.keep_free_memory
+        )  # fmt: skip
         self._crew = Crew(config, directory, self._say_loading, self._note_loaded)
         self._total = self._done = self._failed = 0
 
@@ -126,18 +130,15 @@ class Night:
         self._journal = Journal(self._ledger, self._run)
         exit_code, reason = 1, "fault"
         try:
-            self._read(limit)
-            self._work(limit)
+            with full_disk_stops(self._directory.path):
+                self._read(limit)
+                self._work(limit)
             exit_code, reason = self._verdict()
         except StoppedEarly as stopped:
             exit_code, reason = stopped.exit_code, str(stopped)
         except OvernightError as error:
             exit_code, reason = error.exit_code, str(error)
             raise
-        except OSError as error:
-            if error.errno not in _DISK_FULL:
-                raise
-            exit_code, reason = EXIT_STOPPED, f"the disk is full: {error}"
         finally:
             self._crew.dismiss(at_once=exit_code not in (EXIT_DONE, EXIT_SOME_FAILED))
             self._close(exit_code, reason)
@@ -148,6 +149,7 @@ class Night:
 
         On a full disk that cannot be done; what was recorded before is safe all the same.
         """
+        shutil.rmtree(self._directory.offload, ignore_errors=True)  # first of all: it may be what has filled the disk
         try:
             self._ledger.drop(self._run, list(self._under_way), "interrupted", reason)
             if self._crew.store_facts:
@@ -160,7 +162,6 @@ class Night:
             write_report(self._ledger, self._directory.path)
         except (StoppedEarly, OSError) as error:
             _log.error("the report could not be written: %s", error)
-        shutil.rmtree(self._directory.offload, ignore_errors=True)
 
     def _prepare(self, kinds: Collection[str] | None) -> Preparation:
         """What ``auto`` meant when the run directory was made stays."""
@@ -181,10 +182,15 @@ class Night:
         self._intake = read_in(
             self._source(limit), self._ledger.start_inventory(self._run), whole=limit is None,
             max_rejects=self._config.source.max_rejects, fields={name for task in self._prepared.tasks for name in task.job.fields},
-            check=self._stop.check, say=lambda text: self._tell(Progress("reading", message=text)),
+            check=self._check, say=lambda text: self._tell(Progress("reading", message=text)),
         )  # fmt: skip
         if not self._intake.documents:
             self._tell(Progress("reading", message="the source is empty: nothing to do"))
+
+    def _check(self) -> None:
+        """Raise StoppedEarly when somebody wants the run to stop or the disk runs full, WorkerDied when memory runs out under the worker."""
+        self._stop.check()
+        self._watch.check(self._crew.holds)
 
     def _source(self, limit: int | None) -> Iterator[Document | Reject]:
         fields = sorted({name for task in self._ledger.tasks() for name in task.job.fields})
@@ -241,7 +247,7 @@ class Night:
         plan = self._prepared.plan
         exhausted = hungry = False
         while len(flight) or not exhausted:
-            self._stop.check()
+            self._check()
             worker = self._crew.worker(plan, 0 if hungry or not len(flight) else _POLL_SECONDS)
             if worker is not None:
                 worker.admit(flight.requests())

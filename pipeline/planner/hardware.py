@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,23 +29,32 @@ def probe() -> Hardware:
 
 def available_ram_bytes() -> int:
     """Free RAM of the machine, or what the memory cgroup (v2 or v1) leaves if that is less."""
+    return _free_bytes(("inactive_file",))
+
+
+def reclaimable_ram_bytes() -> int:
+    """The same, with pages of files in use counted as free: what is left before somebody has to be killed, not before it gets slow."""
+    return _free_bytes(("inactive_file", "active_file"))
+
+
+def _free_bytes(page_cache: Collection[str]) -> int:
     free = int(psutil.virtual_memory().available)
     for limit, usage in _cgroup_files():
         try:
-            maximum, used = int(limit.read_text()), int(usage.read_text()) - _reclaimable(limit.parent)
+            maximum, used = int(limit.read_text()), int(usage.read_text()) - _reclaimable(limit.parent, page_cache)
         except (OSError, ValueError):  # no such controller; "max" means unlimited
             continue
         free = min(free, max(0, maximum - used))
     return free
 
 
-def _reclaimable(folder: Path) -> int:
+def _reclaimable(folder: Path, page_cache: Collection[str]) -> int:
     """Bytes of page cache that the kernel gives back before it lets anybody starve."""
     try:
         lines = (folder / "memory.stat").read_text().splitlines()
     except OSError:
         return 0
-    return sum(int(line.split()[1]) for line in lines if line.split()[0] == "inactive_file")
+    return sum(int(line.split()[1]) for line in lines if line.split()[0] in page_cache)
 
 
 def _cgroup_files() -> list[tuple[Path, Path]]:

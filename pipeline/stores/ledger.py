@@ -99,8 +99,8 @@ class Ledger:
             ledger._load_tasks()
         except DatabaseError as error:
             engine.dispose()
-            if _disk_is_full(error):
-                raise StoppedEarly(f"the disk that holds {path} is full") from None
+            if _disk_refuses(error):
+                raise _stopped(error) from None
             raise LedgerError(f"{path} cannot be read as a ledger: {error.orig}") from None
         except BaseException:
             engine.dispose()
@@ -429,16 +429,19 @@ class Ledger:
             with self._engine.connect().execution_options(writing=True) as connection, connection.begin():
                 yield connection
         except OperationalError as error:
-            if _disk_is_full(error):
-                raise StoppedEarly(
-                    "the disk that holds the run directory is full; free some space and run the same command again"
-                ) from None
+            if _disk_refuses(error):
+                raise _stopped(error) from None
             raise
 
     @contextmanager
     def _reading(self) -> Iterator[sa.Connection]:
-        with self._engine.connect() as connection:
-            yield connection
+        try:
+            with self._engine.connect() as connection:
+                yield connection
+        except OperationalError as error:  # reading writes too: where other readers and the writer are
+            if _disk_refuses(error):
+                raise _stopped(error) from None
+            raise
 
     def _check_format(self, path: Path, *, write: bool) -> None:
         """Make the tables in a new file; change nothing in one that is not ours."""
@@ -486,6 +489,16 @@ def _result(outcome: Outcome, task: int, run: int, now: float) -> dict[str, Any]
     }  # fmt: skip
 
 
-def _disk_is_full(error: DatabaseError) -> bool:
+_FULL = ("disk is full", "No space left")
+
+
+def _disk_refuses(error: DatabaseError) -> bool:
+    return any(words in str(error.orig) for words in (*_FULL, "disk I/O error"))
+
+
+def _stopped(error: DatabaseError) -> StoppedEarly:
+    """What was committed is safe; the transaction that failed is undone, by SQLite, now or when the file is opened again."""
     text = str(error.orig)
-    return "disk is full" in text or "disk I/O error" in text or "No space left" in text
+    if any(words in text for words in _FULL):
+        return StoppedEarly("the disk that holds the run directory is full; free some space and run the same command again")
+    return StoppedEarly(f"the disk that holds the run directory could not be used ({text}); look after it and run the same command again")
