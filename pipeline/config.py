@@ -339,7 +339,7 @@ class RunConfig(_Section):
     directory: str
     deadline: str | None = None
     max_attempts: int = Field(3, ge=1, description="times a document may take the worker down before it is quarantined")
-    keep_free_disk: ByteSize = Field(10**8, description="with less free on the disk that holds the directory, the run stops; 0: not watched")
+    keep_free_disk: ByteSize = Field(10**8, description="with less free on the disk of the directory, the run stops; 0: not watched")
     keep_free_memory: ByteSize = Field(
         2**27, description="with less memory free on this machine, the worker is restarted, or the run stops; 0: not watched"
     )

@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from pipeline.errors import DocumentFailed
@@ -21,6 +22,8 @@ _log = logging.getLogger(__name__)
 
 WorkId = tuple[str, str]
 """(task name, work key)."""
+Place = Callable[[WorkId], AbstractContextManager[None]]
+"""What is entered while a document's own work is done: building its prompts, reading its answers."""
 
 
 @dataclass(slots=True)
@@ -55,7 +58,9 @@ class Reply:
 class Flight:
     """The works (document x task) between "begun" and "landed"."""
 
-    def __init__(self, per_work: int, pace: Pace | None = None, request_ids: Iterator[int] | None = None) -> None:
+    def __init__(
+        self, per_work: int, pace: Pace | None = None, request_ids: Iterator[int] | None = None, at: Place = nullcontext
+    ) -> None:  # fmt: skip
         self._per_work = per_work
         self._pace = pace or Pace()
         self._works: dict[WorkId, _Underway] = {}
@@ -64,6 +69,7 @@ class Flight:
         self._landed: list[Outcome] = []
         self._cancelled: list[int] = []
         self._request_ids = request_ids or itertools.count(1)
+        self._at = at
 
     def __len__(self) -> int:
         return len(self._works)
@@ -160,8 +166,9 @@ class Flight:
         """Send replies to the document's generator until it asks something that is not recorded, or ends."""
         try:
             while True:
-                work.steps = next(work.generator) if replies is None else work.generator.send(replies)
-                work.replies = {index: work.recorded[step.key] for index, step in enumerate(work.steps) if step.key in work.recorded}
+                with self._at(work_id):
+                    work.steps = next(work.generator) if replies is None else work.generator.send(replies)
+                    work.replies = {index: work.recorded[step.key] for index, step in enumerate(work.steps) if step.key in work.recorded}
                 work.unasked = deque(index for index in range(len(work.steps)) if index not in work.replies)
                 spans = sum(step.span[1] - step.span[0] for step in work.steps if step.span)
                 work.share = min(1.0, len(work.document.text) / spans) if spans else 1.0

@@ -21,7 +21,7 @@ _LOG = "overnight.log"
 class _QuietHandler(logging.FileHandler):
     """A log that cannot be written (a full disk) is no reason for a word on the terminal: what matters is in the ledger."""
 
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802, ARG002  # the name is the base class's
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # the name is the base class's
         """Let it go."""
 
 
@@ -34,6 +34,8 @@ class RunDirectory:
         self.rejects = self.path / "rejects.jsonl"
         self.report = self.path / "report.md"
         self.offload = self.path / "offload"
+        self.note = self.path / "note"
+        self.reproduced = self.path / "reproduced"
 
     def create(self) -> None:
         """Make the folder if need be. Raises UsageError when the place cannot hold one."""

@@ -23,7 +23,7 @@ def test_a_worker_that_computes_gives_its_memory_back_first(tmp_path: Path) -> N
     short = watch(tmp_path, FLOOR - 1)
     short.check("loading")
     short = watch(tmp_path, FLOOR - 1)
-    with pytest.raises(WorkerDied, match="1.0 MiB of memory are free, less than run.keep_free_memory = 1.0 MiB"):
+    with pytest.raises(WorkerDied, match=r"1\.0 MiB of memory are free, less than run\.keep_free_memory = 1\.0 MiB"):
         short.check("computing")
     with pytest.raises(StoppedEarly, match="close other programs"):  # looked at again at once
         short.check("nothing")
@@ -44,6 +44,6 @@ def test_looks_are_a_second_apart(tmp_path: Path) -> None:
 
 
 def test_a_disk_below_its_floor_ends_the_run(tmp_path: Path) -> None:
-    with pytest.raises(StoppedEarly, match="less than run.keep_free_disk"):
+    with pytest.raises(StoppedEarly, match=r"less than run\.keep_free_disk"):
         Watch(tmp_path, disk_floor_bytes=1 << 60, memory_floor_bytes=0).check("computing")
     Watch(tmp_path, disk_floor_bytes=0, memory_floor_bytes=0).check("computing")

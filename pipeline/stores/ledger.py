@@ -46,6 +46,8 @@ WorkId = tuple[str, str]
 """(task name, work key)."""
 Answered = tuple[WorkId, Step, Generation]
 """A reply inside a work: whose, to which question, what."""
+RUNNER_DIED = "runner_died"
+"""Outcome of an attempt in whose own work (its prompts, the reading of its answers) the runner died."""
 _KEYS_AT_ONCE = 500
 
 # What every batch of documents costs: built once, run with many rows at a time. Building them for each document took longer than
@@ -66,6 +68,7 @@ _CLOSE_ATTEMPT = (
     .where(attempts.c.task_id == sa.bindparam("of_task"), attempts.c.key == sa.bindparam("of_key"), attempts.c.outcome.is_(None))
     .values(outcome=sa.bindparam("how"), detail=sa.bindparam("why"), ended_at=sa.bindparam("now"))
 )
+_BLAME = work.update().where(*_MINE, work.c.state == "running").values(crashes=work.c.crashes + 1)
 _KEEP_RESULT = insert(results).prefix_with("OR REPLACE")
 _KEEP_REPLY = insert(replies).prefix_with("OR REPLACE")
 _KEEP_FEATURES = insert(features).prefix_with("OR REPLACE")
@@ -119,10 +122,17 @@ class Ledger:
 
     # ── runs ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def begin_run(self, facts: Mapping[str, Any]) -> int:
-        """Open a run. Attempts that an earlier one left open were cut short with it: nobody's fault, and pending again."""
+    def begin_run(self, facts: Mapping[str, Any], died_in: WorkId | None = None) -> int:
+        """Open a run. Attempts that an earlier one left open were cut short with it: nobody's fault, and pending again.
+
+        Except that of ``died_in``, which the runner itself was working on when it died: that one counts against it.
+        """
         now = time.time()
         with self._writing() as connection:
+            if died_in is not None and died_in[0] in self._task_ids:
+                mine = {"of_task": self._task_ids[died_in[0]], "of_key": died_in[1]}
+                connection.execute(_BLAME, mine)
+                connection.execute(_CLOSE_ATTEMPT, {**mine, "how": RUNNER_DIED, "why": "the run died in this document", "now": now})
             run = connection.execute(runs.insert().values(started_at=now, facts=dict(facts))).inserted_primary_key
             assert run is not None
             connection.execute(
@@ -243,6 +253,12 @@ class Ledger:
                 connection.execute(_BEGIN, keyed)
                 connection.execute(_OPEN_ATTEMPT, [{**row, "run": run, "now": now} for row in keyed])
             return taken
+
+    def runner_deaths(self, task: str, key: str) -> int:
+        """How often the runner itself has died in this work, of all the times it was tried."""
+        with self._reading() as connection:
+            mine = (attempts.c.task_id == self._task_ids[task], attempts.c.key == key, attempts.c.outcome == RUNNER_DIED)
+            return int(connection.execute(sa.select(sa.func.count()).select_from(attempts).where(*mine)).scalar_one())
 
     def finish(self, run: int, outcomes: Sequence[Outcome], answered: Sequence[Answered] = ()) -> None:
         """Commit how works ended and the replies ``answered`` (see ``record_replies``), all of it or nothing.

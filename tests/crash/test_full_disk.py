@@ -1,4 +1,4 @@
-"""The disk of the run directory fills in the middle: exit 75 with a sentence, nothing recorded is harmed, more room and the night goes on."""
+"""The disk of the run directory fills in the middle: exit 75, a sentence, nothing recorded harmed; with more room the night goes on."""
 
 from __future__ import annotations
 
