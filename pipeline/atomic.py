@@ -14,13 +14,16 @@ from pipeline.errors import StoppedEarly
 
 
 @contextmanager
-def full_disk_stops(place: Path) -> Iterator[None]:
-    """A full disk under ``place`` inside the block becomes StoppedEarly, with a sentence."""
+def failing_disk_stops(place: Path) -> Iterator[None]:
+    """A disk under ``place`` that is full or does not work becomes StoppedEarly inside the block, with a sentence."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise StoppedEarly(f"the disk that holds {place} is full; free some space and run the same command again") from None
+        if error.errno == errno.EIO:
+            words = f"the disk that holds {place} could not be used ({error.strerror})"
+            raise StoppedEarly(f"{words}; look after it and run the same command again") from None
         raise
 
 
@@ -34,13 +37,13 @@ def replace_file(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     sibling = place.with_name(f".{secrets.token_hex(8)}.part")
     try:
         with (
-            full_disk_stops(path.parent),
+            failing_disk_stops(path.parent),
             os.fdopen(os.open(sibling, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600 if private else 0o666), "wb") as stream,
         ):
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        with full_disk_stops(path.parent):
+        with failing_disk_stops(path.parent):
             sibling.replace(place)
             _sync_folder(place.parent)
     except BaseException:

@@ -73,6 +73,8 @@ class RunDirectory:
     def _unusable(self, error: OSError) -> OvernightError:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return StoppedEarly(f"the disk that holds {self.path} is full; free some space and run the same command again")
+        if error.errno == errno.EIO:
+            return StoppedEarly(f"the disk that holds {self.path} could not be used ({error.strerror}); look after it and run again")
         return UsageError(f"the run directory {self.path} cannot be used: {error.strerror} ({error.filename})")
 
     @contextmanager

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.atomic import full_disk_stops
+from pipeline.atomic import failing_disk_stops
 from pipeline.backends import open_backend
 from pipeline.config import Config
 from pipeline.crew import Crew
@@ -89,7 +89,7 @@ def run(
     stop = stop or StopSignal()
     directory = RunDirectory(config.run.directory)
     with (
-        full_disk_stops(directory.path),
+        failing_disk_stops(directory.path),
         directory.locked(),
         directory.logging(),
         stop.watch_deadline(config.run.deadline),
@@ -141,7 +141,7 @@ class Night:
         self._journal = Journal(self._ledger, self._run)
         exit_code, reason = 1, "fault"
         try:
-            with full_disk_stops(self._directory.path):
+            with failing_disk_stops(self._directory.path):
                 self._read()
                 self._work()
             exit_code, reason = self._verdict()
