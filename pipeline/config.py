@@ -82,6 +82,9 @@ class KvCacheConfig(_Section):
         description="while a batch runs: offloaded, in host memory, layer by layer; disk, layer by layer from files in the run directory; "
         "quantized, on the device in 8-bit floating point, which may change answers; auto never takes quantized",
     )
+    lossy_last_resort: bool = Field(
+        False, description="a document that does not fit in memory otherwise may be read with quantized keys and values"
+    )
     store: StoreConfig = StoreConfig()
 
 

@@ -145,7 +145,7 @@ def _operating_system(disk: FailingDisk) -> Iterator[None]:
 
 def _path_of(descriptor: int) -> Path:
     with contextlib.suppress(OSError):
-        return Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        return Path(f"/proc/self/fd/{descriptor}").readlink()
     return Path("/")
 
 

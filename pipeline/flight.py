@@ -11,7 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pipeline.errors import DocumentFailed
 from pipeline.pace import Pace
@@ -44,6 +44,7 @@ class _Underway:
     compute_seconds: float = 0.0
     largest_batch: int = 1
     placement: str = "device"
+    notes: dict[str, None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,7 @@ class Flight:
             work.compute_seconds += generation.seconds
             work.largest_batch = max(work.largest_batch, generation.batch_rows)
             work.placement = generation.placement
+            work.notes.update(dict.fromkeys(generation.notes))
             step = work.steps[index]
             if generation.error is not None:
                 self._fail(work_id, work, generation.error)
@@ -197,6 +199,8 @@ class Flight:
 
     def _land(self, work_id: WorkId, work: _Underway, answer: Answer | None, failure: Failure | None) -> None:
         del self._works[work_id]
+        if answer is not None and work.notes:
+            answer = replace(answer, notes=(*answer.notes, *work.notes))
         self._pace.skipped(len(work.document.text) - work.read_characters)
         self._landed.append(
             Outcome(

@@ -79,6 +79,8 @@ def _shared_identity(config: Config, backend: Backend, resolved: Mapping[str, An
     )
     if plan.placement == "quantized":
         lossy["kv_placement"] = "quantized"
+    if plan.lossy_last_resort:
+        lossy["kv_last_resort"] = "quantized"
     return lossy | {
         "model": dict(backend.identity()),
         "quantization": config.model.quantization,

@@ -58,6 +58,7 @@ def make_plan(config: Config, shape: ModelShape, hardware: Hardware, resolved: M
         prefill_chunk_tokens=config.engine.prefill_chunk_tokens or (_GPU_CHUNK_TOKENS if on_gpu else _CPU_CHUNK_TOKENS),
         kv_bytes_per_token=kv_bytes,
         threads=config.engine.threads or hardware.cores,
+        lossy_last_resort=config.kv_cache.lossy_last_resort,
         reasons=tuple(reasons),
     )
 
