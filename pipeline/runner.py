@@ -30,7 +30,7 @@ from pipeline.journal import Journal
 from pipeline.pace import Pace
 from pipeline.preparation import Preparation, meant_by_auto, prepare, resolve
 from pipeline.recalibration import calibrate_as_configured, check_configured
-from pipeline.records import Document, Failure, Outcome, Progress, Reject
+from pipeline.records import Document, Failure, Generation, Outcome, Progress, Reject
 from pipeline.report import write_report
 from pipeline.run_directory import RunDirectory
 from pipeline.sources import read_source
@@ -269,6 +269,7 @@ class Night:
             self._record(flight)
             if worker is not None and len(flight):
                 finished = worker.collect(0 if hungry else _POLL_SECONDS)
+                _stop_on_full_disk(finished)
                 self._journal.add((), flight.receive(finished))
                 worker.release(flight.cancelled())
                 if finished:
@@ -403,6 +404,13 @@ def added_up(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             else:
                 total[name] = value
     return total
+
+
+def _stop_on_full_disk(finished: Sequence[Generation]) -> None:
+    """A disk that cannot take the caches of one document takes no other's: raise StoppedEarly, and all of them stay pending."""
+    for generation in finished:
+        if generation.error is not None and generation.error[0] == "disk_full":
+            raise StoppedEarly(f"{generation.error[1]}; free some space and run the same command again")
 
 
 def _next_group(works: Iterator[Pending | None], size: int) -> tuple[list[Pending], bool]:

@@ -156,6 +156,9 @@ class WorkerProcess:
         """End the worker now, with what it is doing."""
         self._process.kill()
         self._process.wait()
+        if self._process.stdin:
+            with contextlib.suppress(OSError):  # what it has not read is lost with it
+                self._process.stdin.close()
 
     def _send(self, message: dict[str, Any]) -> None:
         assert self._process.stdin is not None

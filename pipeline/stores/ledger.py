@@ -68,7 +68,12 @@ _CLOSE_ATTEMPT = (
     .where(attempts.c.task_id == sa.bindparam("of_task"), attempts.c.key == sa.bindparam("of_key"), attempts.c.outcome.is_(None))
     .values(outcome=sa.bindparam("how"), detail=sa.bindparam("why"), ended_at=sa.bindparam("now"))
 )
-_BLAME = work.update().where(*_MINE, work.c.state == "running").values(crashes=work.c.crashes + 1)
+# What has taken the runner down in one task is likely to do so in the others: they, too, are tried last and alone.
+_BLAME = (
+    work.update()
+    .where(work.c.document_key == sa.select(work.c.document_key).where(*_MINE).scalar_subquery(), work.c.state.in_(("pending", "running")))
+    .values(crashes=work.c.crashes + 1)
+)
 _KEEP_RESULT = insert(results).prefix_with("OR REPLACE")
 _KEEP_REPLY = insert(replies).prefix_with("OR REPLACE")
 _KEEP_FEATURES = insert(features).prefix_with("OR REPLACE")
