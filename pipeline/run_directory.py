@@ -8,6 +8,8 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from io import TextIOWrapper
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -20,6 +22,10 @@ _LOG = "overnight.log"
 
 class _QuietHandler(logging.FileHandler):
     """A log that cannot be written (a full disk) is no reason for a word on the terminal: what matters is in the ledger."""
+
+    def _open(self) -> TextIOWrapper:
+        private = partial(os.open, mode=0o600)  # also where the folder itself was made by others
+        return Path(self.baseFilename).open("a", encoding="utf-8", opener=private)
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # the name is the base class's
         """Let it go."""
@@ -52,7 +58,7 @@ class RunDirectory:
     def locked(self) -> Iterator[None]:
         """Hold the run's lock. It goes with its holder's death. Raises AlreadyRunning with the holder's process id, where known."""
         self.create()
-        lock = FileLock(self.path / "lock", timeout=0)
+        lock = FileLock(self.path / "lock", timeout=0, mode=0o600)
         note = self.path / "lock.pid"
         try:
             lock.acquire()

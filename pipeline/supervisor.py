@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -40,7 +41,7 @@ class WorkerProcess:
         self._owed: set[int] = set()
         self._last_sign = time.monotonic()
         self._messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
-        with log.open("ab") as stderr:
+        with log.open("ab", opener=partial(os.open, mode=0o600)) as stderr:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "pipeline.worker"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True, env=_environment(config),

@@ -8,6 +8,7 @@ together. What is present is what the latest complete reading of the source has 
 from __future__ import annotations
 
 import base64
+import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.exc import DatabaseError, OperationalError
 
+from pipeline.atomic import failing_disk_stops
 from pipeline.errors import JobChanged, LedgerError, StoppedEarly, UsageError
 from pipeline.records import STATES, Generation, Outcome, Step, TaskJob
 from pipeline.stores import reading
@@ -100,6 +102,9 @@ class Ledger:
         """Open, or with ``write`` create, the ledger. Raises UsageError when there is none, LedgerError when it is not ours."""
         if not write and not path.exists():
             raise UsageError(f"{path.parent} is not a run directory: it has no {path.name}")
+        if write and not path.exists():  # SQLite gives its other files the same rights
+            with failing_disk_stops(path.parent):
+                os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         engine = connect(path, write=write)
         ledger = cls(engine)
         try:
