@@ -8,7 +8,6 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from io import TextIOWrapper
 from pathlib import Path
 
@@ -24,8 +23,8 @@ class _QuietHandler(logging.FileHandler):
     """A log that cannot be written (a full disk) is no reason for a word on the terminal: what matters is in the ledger."""
 
     def _open(self) -> TextIOWrapper:
-        private = partial(os.open, mode=0o600)  # also where the folder itself was made by others
-        return Path(self.baseFilename).open("a", encoding="utf-8", opener=private)
+        descriptor = os.open(self.baseFilename, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)  # whoever made the folder
+        return TextIOWrapper(os.fdopen(descriptor, "ab"), encoding="utf-8")
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # the name is the base class's
         """Let it go."""

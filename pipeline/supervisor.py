@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -41,7 +40,7 @@ class WorkerProcess:
         self._owed: set[int] = set()
         self._last_sign = time.monotonic()
         self._messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
-        with log.open("ab", opener=partial(os.open, mode=0o600)) as stderr:
+        with os.fdopen(os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600), "ab") as stderr:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "pipeline.worker"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True, env=_environment(config),
