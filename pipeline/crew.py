@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Self
 
 from pipeline.config import Config
@@ -106,3 +106,18 @@ class Crew:
             worker.close()
         if worker.store_facts:
             self.store_facts.append(worker.store_facts)
+
+
+def added_up(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Counts of several workers in one; of anything that is no count, the last word."""
+    total: dict[str, Any] = {}
+    for one in facts:
+        for name, value in one.items():
+            known = total.get(name)
+            if isinstance(value, Mapping):
+                total[name] = added_up([known or {}, value])
+            elif isinstance(value, int | float) and isinstance(known, int | float) and not name.endswith(("_per_second", "used_bytes")):
+                total[name] = known + value
+            else:
+                total[name] = value
+    return total

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import logging
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
@@ -41,6 +42,11 @@ class RunDirectory:
         self.offload = self.path / "offload"
         self.note = self.path / "note"
         self.reproduced = self.path / "reproduced"
+
+    def reproducing(self, document_id: str) -> str:
+        """One line for a shell that asks about this document alone, in a run directory of its own."""
+        end = "-- " if document_id.startswith("-") else ""
+        return f"overnight reproduce {end}{shlex.quote(str(self.path))} {shlex.quote(document_id)}"
 
     def create(self) -> None:
         """Make the folder if need be. Raises UsageError when the place cannot hold one."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import shlex
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ from typing import Any
 from pipeline.atomic import failing_disk_stops
 from pipeline.backends import open_backend
 from pipeline.config import Config
-from pipeline.crew import Crew
+from pipeline.crew import Crew, added_up
 from pipeline.errors import EXIT_DONE, EXIT_SOME_FAILED, OvernightError, StoppedEarly, WorkerDied
 from pipeline.flight import Flight, WorkId
 from pipeline.intake import BLOCK_DOCUMENTS, Intake, blocks, chosen_documents, read_in
@@ -344,7 +343,7 @@ class Night:
         return replace(outcome, failure=replace(outcome.failure, message=f"{outcome.failure.message.rstrip('.')}. {again}"))
 
     def _again(self, work: Pending) -> str:
-        return f"To see it again: {reproducing_command(self._directory.path, work.document.id)}"
+        return f"To see it again: {self._directory.reproducing(work.document.id)}"
 
     # ── around it ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -383,27 +382,6 @@ class Night:
         if progress.message:
             _log.info("%s", progress.message)
         self._observer(progress)
-
-
-def reproducing_command(directory: Path, document_id: str) -> str:
-    """One line for a shell that asks about this document alone, in a run directory of its own."""
-    end = "-- " if document_id.startswith("-") else ""
-    return f"overnight reproduce {end}{shlex.quote(str(directory))} {shlex.quote(document_id)}"
-
-
-def added_up(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Counts of several workers in one; of anything that is no count, the last word."""
-    total: dict[str, Any] = {}
-    for one in facts:
-        for name, value in one.items():
-            known = total.get(name)
-            if isinstance(value, Mapping):
-                total[name] = added_up([known or {}, value])
-            elif isinstance(value, int | float) and isinstance(known, int | float) and not name.endswith(("_per_second", "used_bytes")):
-                total[name] = known + value
-            else:
-                total[name] = value
-    return total
 
 
 def _stop_on_full_disk(finished: Sequence[Generation]) -> None:
