@@ -137,6 +137,7 @@ class Night:
         self._ledger.accept_tasks([task.job for task in self._prepared.tasks], fork=fork)
         self._keep_resolved()
         self._run = self._ledger.begin_run(self._facts(), self._here.died_in)
+        self._here.settle()
         self._journal = Journal(self._ledger, self._run)
         exit_code, reason = 1, "fault"
         try:

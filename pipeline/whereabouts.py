@@ -31,7 +31,7 @@ _LOOK_SECONDS = 0.5
 
 
 class Whereabouts:
-    """A context manager around a run's work. ``at`` is entered by one thread; ``died_in`` is what a dead run left.
+    """A context manager around a run's work. ``at`` is entered by one thread; ``died_in`` is what a dead run left, until it is settled.
 
     A document may take ``stall_seconds`` in one go, and half as much again before the process is ended.
     """
@@ -50,7 +50,6 @@ class Whereabouts:
     def __enter__(self) -> Self:
         with contextlib.suppress(OSError):  # without a note a death in here is nobody's, as it always was
             self._descriptor = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600)
-        self._write(None)
         if threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGALRM"):
             self._handler = signal.signal(signal.SIGALRM, self._interrupt)
         threading.Thread(target=self._watch, daemon=True).start()
@@ -62,7 +61,13 @@ class Whereabouts:
             signal.signal(signal.SIGALRM, self._handler)
         if self._descriptor is not None:
             os.close(self._descriptor)
-            self._path.unlink(missing_ok=True)
+            if self.died_in is None:
+                self._path.unlink(missing_ok=True)
+
+    def settle(self) -> None:
+        """What was left has been counted, and is forgotten."""
+        self.died_in = None
+        self._write(None)
 
     @contextmanager
     def at(self, work: WorkId) -> Iterator[None]:
