@@ -32,7 +32,11 @@ def _examine_config(config: Config) -> Iterator[Finding]:
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
-    yield Finding("disk", "ok" if free >= _FREE_DISK_BYTES else "warn", f"{free / 1e9:.1f} GB are free where the run directory is")
+    told, floor = f"{free / 1e9:.1f} GB are free where the run directory is", config.run.keep_free_disk
+    if free < floor:
+        yield Finding("disk", "stop", f"{told}, less than run.keep_free_disk = {floor / 1e9:.1f} GB: free some space or lower it")
+        return
+    yield Finding("disk", "ok" if free >= _FREE_DISK_BYTES else "warn", told)
 
 
 def _try(name: str, look: Callable[[Config], Iterator[Finding]], config: Config) -> Iterator[Finding]:

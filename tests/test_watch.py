@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.doctor import examine
 from pipeline.errors import StoppedEarly, WorkerDied
 from pipeline.watch import Holds, Watch
+from tests.nights import ANight, documents
 
 FLOOR = 1 << 20
 
@@ -41,6 +43,15 @@ def test_looks_are_a_second_apart(tmp_path: Path) -> None:
     for _ in range(100):
         seen.check("computing")
     assert len(looks) == 1
+
+
+def test_the_doctor_looks_at_the_floor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OVERNIGHT_BACKEND", "pipeline.testing:ScriptedBackend")
+    night = ANight(tmp_path, documents(2))
+    for floor, level in (("0", {"ok", "warn"}), ("9999TB", {"stop"})):
+        (found,) = [finding for finding in examine(night.config, [f"run.keep_free_disk={floor}"]) if finding.name == "disk"]
+        assert found.level in level
+    assert "run.keep_free_disk" in found.sentence
 
 
 def test_a_disk_below_its_floor_ends_the_run(tmp_path: Path) -> None:
