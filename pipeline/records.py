@@ -162,8 +162,8 @@ class Generation:
 
     ``token_ids`` are the decoded tokens without the end token; ``scores`` the natural-log probabilities of a Score's
     continuations, in their order, and ``features`` the state at the prompt's last token (little-endian float16; empty where it was not
-    asked for, or the engine cannot see it). ``seconds`` is the request's share of its batch's time. ``notes`` say what was
-    done to make it fit. ``error`` is (kind, message) when there is no answer.
+    asked for, or the engine cannot see it). ``seconds`` is the request's share of its batch's time. ``error`` is (kind, message)
+    when there is no answer; ``notes`` say what was done to make it fit.
     """
 
     request_id: int
@@ -175,8 +175,8 @@ class Generation:
     seconds: float = 0.0
     batch_rows: int = 1
     placement: str = "device"
-    notes: tuple[str, ...] = ()
     error: tuple[str, str] | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ def a_night(folder: Path, **run: object) -> ANight:
     return ANight(
         folder, rows, tasks=TASKS[:1], script={"faults": [{"text": word, "do": do} for word, do in FAULTS.items()]},
         extra={
-            "engine": {"batch_rows": 4, "stall_seconds": 6},
+            "engine": {"batch_rows": 4, "stall_seconds": 12},
             "run": {"directory": str(folder / "run"), "max_attempts": 2, "keep_free_memory": 0, **run},
         },
     )  # fmt: skip

@@ -71,7 +71,7 @@ def test_fail_and_truncate_say_the_numbers(drive: Callable[..., Driver]) -> None
 
 def test_what_does_not_fit_in_memory_is_read_in_parts(drive: Callable[..., Driver]) -> None:
     def scarce(step: Step) -> Generation | None:
-        return Generation(1, error=("out_of_memory", "no room")) if len(step.prompt.ids) > 500 else None
+        return Generation(1, error=("out_of_memory", "no room")) if len(step.prompt.ids) > 350 else None
 
     text = " ".join(f"word{number}" for number in range(60))
     keys = {"kind": "label", "labels": ["world", "sports"], "instructions": "Which?"}

@@ -96,7 +96,6 @@ def test_instructions_that_leave_no_room_fail(drive: Callable[..., Driver]) -> N
     assert "leave" in str(failure)
 
 
-@pytest.mark.parametrize("written", ["", "  \n", "<think>much thought</think>  "])
 def short_of_memory(most_tokens: int) -> Callable[[Step], Generation | None]:
     error = ("out_of_memory", f"more than {most_tokens} tokens do not fit")
     return lambda step: Generation(1, error=error) if len(step.prompt.ids) > most_tokens else None
@@ -129,6 +128,7 @@ def test_what_never_fits_in_memory_fails_with_the_models_words(drive: Callable[.
     assert len(driver.asked) >= asked
 
 
+@pytest.mark.parametrize("written", ["", "  \n", "<think>much thought</think>  "])
 def test_nothing_written_is_a_failure(drive: Callable[..., Driver], written: str) -> None:
     assert drive(kind="summarize", reply=says(written)).failure("A text.").kind == "empty_answer"
 
