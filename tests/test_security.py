@@ -11,6 +11,7 @@ import ast
 import html.parser
 import json
 import os
+import re
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -152,8 +153,7 @@ def test_neither_the_report_nor_the_artifact_of_a_flow_holds_what_documents_inje
         tags = _Tags()
         tags.feed(markdown)
         assert tags.found == []
-        for harmful in ("](javascript", "](http", "http://evil", "<!--", "| fake |"):
-            assert harmful not in markdown
+        assert not re.search(r"(?<!\\)\]\(|(?<!\\)<|http://evil|(?<!\\)\| fake", markdown)
         assert not any(line.startswith(("# heading", "<")) for line in markdown.splitlines())
 
 
