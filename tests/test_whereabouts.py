@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -11,10 +14,19 @@ from pipeline.whereabouts import Whereabouts
 WORK = ("topic", "0123456789abcdef")
 
 
+_DIES = """
+import os, signal, sys
+from pathlib import Path
+from pipeline.whereabouts import Whereabouts
+
+with Whereabouts(Path(sys.argv[1]), 1000) as here, here.at((sys.argv[2], sys.argv[3])):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 def left_by_a_dead_run(path: Path) -> None:
-    here = Whereabouts(path, 1000)
-    here.__enter__()
-    here.at(WORK).__enter__()  # and no exit: the process is gone
+    dead = subprocess.run([sys.executable, "-c", _DIES, str(path), *WORK], cwd=Path(__file__).parents[1], check=False)
+    assert dead.returncode == -signal.SIGKILL
 
 
 def test_a_run_that_ends_leaves_nothing(tmp_path: Path) -> None:
