@@ -22,7 +22,7 @@ from tests.nights import ANight, documents, no_process_left
 
 ROWS = [*documents(4, longest=3), {"id": "long", "text": " ".join(f"Sentence {number} of many." for number in range(40))}]
 ERRORS = {"full": errno.ENOSPC, "broken": errno.EIO}
-_SAMPLE = 10
+_SAMPLE = 6
 
 
 @pytest.fixture(autouse=True)

@@ -98,6 +98,7 @@ def test_a_document_that_kills_the_runner_is_quarantined_and_the_night_ends(tmp_
     assert re.search(r"runner_died.*the runner itself died 3 times.*overnight reproduce ", error)
 
 
+@pytest.mark.full
 def test_a_document_that_kills_the_runner_goes_last(tmp_path: Path, clean: list[dict[str, object]]) -> None:
     night = ANight(tmp_path, poisoned(bad="POISON"), script={"runner_faults": [{"text": "POISON", "do": "kill"}]})
     for _ in range(2):
@@ -115,6 +116,7 @@ def test_a_document_that_keeps_the_runner_busy_fails_and_the_night_goes_on(tmp_p
     assert "stalled" in next(str(row["topic_error"]) for row in rows if row["id"] == "bad")
 
 
+@pytest.mark.full
 def test_a_runner_that_cannot_be_interrupted_ends_itself_and_the_document_is_found(tmp_path: Path, clean: list[dict[str, object]]) -> None:
     night = ANight(
         tmp_path, poisoned(bad="POISON"), tasks=TASKS[:1], script={"runner_faults": [{"text": "POISON", "do": "stick"}]},

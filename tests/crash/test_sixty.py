@@ -65,6 +65,7 @@ def check(night: ANight, eaters_end: str) -> None:
     assert no_process_left(night.folder)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(400)
 def test_fifty_six_of_sixty(tmp_path: Path) -> None:
     night = a_night(tmp_path)
