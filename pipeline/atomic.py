@@ -14,6 +14,20 @@ from pipeline.errors import StoppedEarly
 
 
 @contextmanager
+def failing_disk_stops(place: Path) -> Iterator[None]:
+    """A disk under ``place`` that is full or does not work becomes StoppedEarly inside the block, with a sentence."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise StoppedEarly(f"the disk that holds {place} is full; free some space and run the same command again") from None
+        if error.errno == errno.EIO:
+            words = f"the disk that holds {place} could not be used ({error.strerror})"
+            raise StoppedEarly(f"{words}; look after it and run the same command again") from None
+        raise
+
+
+@contextmanager
 def replace_file(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     """A handle whose bytes become ``path`` when the block ends well; ``private``: for the user's eyes only.
 
@@ -22,18 +36,25 @@ def replace_file(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     place = Path(os.path.realpath(path))  # a link goes on pointing where it points
     sibling = place.with_name(f".{secrets.token_hex(8)}.part")
     try:
-        with os.fdopen(os.open(sibling, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600 if private else 0o666), "wb") as stream:
+        with (
+            failing_disk_stops(path.parent),
+            os.fdopen(os.open(sibling, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600 if private else 0o666), "wb") as stream,
+        ):
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        sibling.replace(place)
-        folder = os.open(place.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except BaseException as error:
+        with failing_disk_stops(path.parent):
+            sibling.replace(place)
+            _sync_folder(place.parent)
+    except BaseException:
         sibling.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StoppedEarly(f"the disk that holds {path.parent} is full; free some space and run the same command again") from None
         raise
+
+
+def _sync_folder(path: Path) -> None:
+    """Let the names in a folder reach the disk."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

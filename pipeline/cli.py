@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +14,9 @@ from pipeline.cli_plan import plan
 from pipeline.cli_quality import add_quality_commands
 from pipeline.cli_words import AsJson, ConfigPath, Overrides, RunPath, open_ledger, print_facts
 from pipeline.errors import EXIT_DONE, EXIT_FAULT, EXIT_STOPPED, EXIT_USAGE, OvernightError
+
+if TYPE_CHECKING:
+    from pipeline.runner import RunResult
 
 app = typer.Typer(
     name="overnight",
@@ -57,8 +60,7 @@ def run(
     with stop.watch_signals(), display(quiet=quiet) as observer:
         result = run_night(settings, limit=limit, fork=fork, kinds=set(kind) if kind else None, observer=observer, stop=stop)
     exported = [_export(result.directory, path, force=False) for path in output or ()]
-    facts = {"exit_code": result.exit_code, "reason": result.reason, "run_directory": str(result.directory), "report": str(result.report),
-             "status": result.status.to_json(), "exports": exported}  # fmt: skip
+    facts = _run_facts(result, exported)
     print_facts(facts if as_json else None, _run_lines(facts))
     raise typer.Exit(result.exit_code)
 
@@ -200,6 +202,26 @@ def show(
 
 
 @app.command()
+def reproduce(
+    directory: RunPath,
+    document: Annotated[str, typer.Argument(metavar="ID", help="Id of the document.", show_default=False)],
+    as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Ask about one document of a run again, alone and in a run directory of its own: to see why it failed."""
+    from pipeline.display import display
+    from pipeline.reproduction import reproduce as ask_again
+    from pipeline.stopping import StopSignal
+
+    stop = StopSignal()
+    with stop.watch_signals(), display(quiet=quiet) as observer:
+        result = ask_again(directory, document, observer, stop)
+    facts = _run_facts(result, [])
+    print_facts(facts if as_json else None, [*_run_lines(facts), f"  logs: {result.directory}/overnight.log and worker.log"])
+    raise typer.Exit(result.exit_code)
+
+
+@app.command()
 def doctor(
     config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="Also check this configuration.")] = None,
     overrides: Overrides = None,
@@ -242,6 +264,13 @@ def _export(directory: Path, output: Path, *, force: bool, view: int | None = No
     with open_ledger(directory) as ledger:
         rows = write_export(ledger, output, force=force, view=view)
     return {"output": str(output), "rows": rows}
+
+
+def _run_facts(result: RunResult, exported: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "exit_code": result.exit_code, "reason": result.reason, "run_directory": str(result.directory), "report": str(result.report),
+        "status": result.status.to_json(), "exports": exported,
+    }  # fmt: skip
 
 
 def _run_lines(facts: dict[str, Any]) -> list[str]:

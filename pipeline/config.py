@@ -94,6 +94,9 @@ class KvCacheConfig(_Section):
         description="while a batch runs: offloaded, in host memory, layer by layer; disk, layer by layer from files in the run directory; "
         "quantized, on the device in 8-bit floating point, which may change answers; auto never takes quantized",
     )
+    lossy_last_resort: bool = Field(
+        False, description="a document that does not fit in memory otherwise may be read with quantized keys and values"
+    )
     store: StoreConfig = StoreConfig()
 
 
@@ -351,6 +354,10 @@ class RunConfig(_Section):
     directory: str
     deadline: str | None = None
     max_attempts: int = Field(3, ge=1, description="times a document may take the worker down before it is quarantined")
+    keep_free_disk: ByteSize = Field(10**8, description="with less free on the disk of the directory, the run stops; 0: not watched")
+    keep_free_memory: ByteSize = Field(
+        2**27, description="with less memory free on this machine, the worker is restarted, or the run stops; 0: not watched"
+    )
 
     @field_validator("deadline")
     @classmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Self
 
 from pipeline.config import Config
@@ -10,6 +10,7 @@ from pipeline.errors import OvernightError, WorkerDied
 from pipeline.records import Plan
 from pipeline.run_directory import RunDirectory
 from pipeline.supervisor import WorkerProcess
+from pipeline.watch import Holds
 
 _LOAD_TRIES = 2
 
@@ -73,6 +74,15 @@ class Crew:
         return worker
 
     @property
+    def holds(self) -> Holds:
+        """What the worker does at the moment, as far as is known."""
+        if self._worker is None:
+            return "nothing"
+        if self._state != "loaded":
+            return "loading"
+        return "computing" if self._worker.started else "idle"
+
+    @property
     def computing(self) -> Collection[int]:
         """Requests that the worker was computing when last heard of."""
         return () if self._worker is None else self._worker.started
@@ -104,3 +114,18 @@ class Crew:
             worker.close()
         if worker.store_facts:
             self.store_facts.append(worker.store_facts)
+
+
+def added_up(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Counts of several workers in one; of anything that is no count, the last word."""
+    total: dict[str, Any] = {}
+    for one in facts:
+        for name, value in one.items():
+            known = total.get(name)
+            if isinstance(value, Mapping):
+                total[name] = added_up([known or {}, value])
+            elif isinstance(value, int | float) and isinstance(known, int | float) and not name.endswith(("_per_second", "used_bytes")):
+                total[name] = known + value
+            else:
+                total[name] = value
+    return total

@@ -9,8 +9,9 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 
 from pipeline.errors import DocumentFailed
 from pipeline.pace import Pace
@@ -21,6 +22,8 @@ _log = logging.getLogger(__name__)
 
 WorkId = tuple[str, str]
 """(task name, work key)."""
+Place = Callable[[WorkId], AbstractContextManager[None]]
+"""What is entered while a document's own work is done: building its prompts, reading its answers."""
 
 
 @dataclass(slots=True)
@@ -41,6 +44,7 @@ class _Underway:
     compute_seconds: float = 0.0
     largest_batch: int = 1
     placement: str = "device"
+    notes: dict[str, None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +56,18 @@ class Reply:
     generation: Generation
 
 
+def _next_steps(generator: Work, replies: Sequence[Generation] | None, failure: DocumentFailed | None) -> Sequence[Step]:
+    if failure is not None:
+        return generator.throw(failure)
+    return next(generator) if replies is None else generator.send(replies)
+
+
 class Flight:
     """The works (document x task) between "begun" and "landed"."""
 
-    def __init__(self, per_work: int, pace: Pace | None = None, request_ids: Iterator[int] | None = None) -> None:
+    def __init__(
+        self, per_work: int, pace: Pace | None = None, request_ids: Iterator[int] | None = None, at: Place = lambda _: nullcontext()
+    ) -> None:  # fmt: skip
         self._per_work = per_work
         self._pace = pace or Pace()
         self._works: dict[WorkId, _Underway] = {}
@@ -64,6 +76,7 @@ class Flight:
         self._landed: list[Outcome] = []
         self._cancelled: list[int] = []
         self._request_ids = request_ids or itertools.count(1)
+        self._at = at
 
     def __len__(self) -> int:
         return len(self._works)
@@ -109,9 +122,10 @@ class Flight:
             work.compute_seconds += generation.seconds
             work.largest_batch = max(work.largest_batch, generation.batch_rows)
             work.placement = generation.placement
+            work.notes.update(dict.fromkeys(generation.notes))
             step = work.steps[index]
             if generation.error is not None:
-                self._fail(work_id, work, generation.error)
+                self._refuse(work_id, work, DocumentFailed(*generation.error))
                 continue
             work.replies[index] = generation
             self._count(work, step, generation)
@@ -156,12 +170,16 @@ class Flight:
         read = prompt.document_tokens if step.span else 0  # what a step reads of the document; summaries of parts are nobody else's
         return Request(request_id, prompt.ids, step.ask, prompt.prefix_tokens, read, work.awaited)
 
-    def _advance(self, work_id: WorkId, work: _Underway, replies: Sequence[Generation] | None) -> None:
-        """Send replies to the document's generator until it asks something that is not recorded, or ends."""
+    def _advance(
+        self, work_id: WorkId, work: _Underway, replies: Sequence[Generation] | None, failure: DocumentFailed | None = None
+    ) -> None:  # fmt: skip
+        """Send replies, or first of all a failure, to the document's generator until it asks something that is not recorded, or ends."""
         try:
             while True:
-                work.steps = next(work.generator) if replies is None else work.generator.send(replies)
-                work.replies = {index: work.recorded[step.key] for index, step in enumerate(work.steps) if step.key in work.recorded}
+                with self._at(work_id):
+                    work.steps = _next_steps(work.generator, replies, failure)
+                    failure = None
+                    work.replies = {index: work.recorded[step.key] for index, step in enumerate(work.steps) if step.key in work.recorded}
                 work.unasked = deque(index for index in range(len(work.steps)) if index not in work.replies)
                 spans = sum(step.span[1] - step.span[0] for step in work.steps if step.span)
                 work.share = min(1.0, len(work.document.text) / spans) if spans else 1.0
@@ -171,25 +189,27 @@ class Flight:
                 replies = [work.replies[index] for index in range(len(work.steps))]
         except StopIteration as end:
             self._land(work_id, work, end.value, None)
-        except DocumentFailed as failure:
-            self._land(work_id, work, None, Failure(failure.kind, str(failure), work.attempt))
+        except DocumentFailed as failed:
+            self._land(work_id, work, None, Failure(failed.kind, str(failed), work.attempt))
         except Exception as error:  # noqa: BLE001  # a fault of ours on one document must not end the night; it is recorded
             _log.exception("task %s failed on document %s", *work_id)
             self._land(work_id, work, None, Failure("fault", f"{type(error).__name__}: {error}", work.attempt))
 
-    def _fail(self, work_id: WorkId, work: _Underway, error: tuple[str, str]) -> None:
-        """End a document at the first question that has no answer, however many are still out."""
-        work.generator.close()
+    def _refuse(self, work_id: WorkId, work: _Underway, failure: DocumentFailed) -> None:
+        """A question has no answer: however many are still out, the document asks others instead, or ends by it."""
         orphans = [request_id for request_id, (owner, _) in self._asked.items() if owner == work_id]
         for request_id in orphans:
             del self._asked[request_id]
         self._cancelled += orphans
         if work_id in self._ready:
             self._ready.remove(work_id)
-        self._land(work_id, work, None, Failure(error[0], error[1], work.attempt))
+        work.out = 0
+        self._advance(work_id, work, None, failure)
 
     def _land(self, work_id: WorkId, work: _Underway, answer: Answer | None, failure: Failure | None) -> None:
         del self._works[work_id]
+        if answer is not None and work.notes:
+            answer = replace(answer, notes=(*answer.notes, *work.notes))
         self._pace.skipped(len(work.document.text) - work.read_characters)
         self._landed.append(
             Outcome(

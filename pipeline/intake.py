@@ -81,10 +81,12 @@ def _told(reject: Reject | None) -> str:
     return "" if reject is None else f"{reject.origin.file}, line {reject.origin.line}: {reject.reason}"
 
 
-def first_documents(items: Iterable[Document | Reject], limit: int | None) -> Iterator[Document | Reject]:
-    """``items`` up to and without the one after ``limit`` documents."""
+def chosen_documents(items: Iterable[Document | Reject], limit: int | None, only: str | None) -> Iterator[Document | Reject]:
+    """``items`` up to and without the one after ``limit`` documents; of an id ``only`` the documents that have it and nothing else."""
     documents = 0
     for item in items:
+        if only is not None and not (isinstance(item, Document) and item.id == only):
+            continue
         if documents == limit:
             return
         documents += isinstance(item, Document)

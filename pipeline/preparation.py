@@ -183,6 +183,8 @@ def shared_identity(config: Config, model: Mapping[str, Any], resolved: Mapping[
     )
     if config.kv_cache.placement == "quantized":  # auto never takes it
         lossy["kv_placement"] = "quantized"
+    if config.kv_cache.lossy_last_resort:
+        lossy["kv_last_resort"] = "quantized"
     return lossy | {
         "model": dict(model),
         "quantization": config.model.quantization,

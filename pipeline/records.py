@@ -162,8 +162,8 @@ class Generation:
 
     ``token_ids`` are the decoded tokens without the end token; ``scores`` the natural-log probabilities of a Score's
     continuations, in their order, and ``features`` the state at the prompt's last token (little-endian float16; empty where it was not
-    asked for, or the engine cannot see it). ``seconds`` is the request's share of its batch's time. ``error`` is (kind, message) when there
-    is no answer.
+    asked for, or the engine cannot see it). ``seconds`` is the request's share of its batch's time. ``error`` is (kind, message)
+    when there is no answer; ``notes`` say what was done to make it fit.
     """
 
     request_id: int
@@ -176,6 +176,7 @@ class Generation:
     batch_rows: int = 1
     placement: str = "device"
     error: tuple[str, str] | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +220,8 @@ Placement = Literal["device", "offloaded", "disk", "quantized"]
 class Plan:
     """Frozen decisions, made before weights are loaded, that the engine obeys. Sizes in tokens, rows and bytes.
 
-    ``batch_tokens`` bounds rows × longest row of a batch (prompt plus new tokens); ``reasons`` say in sentences why.
+    ``batch_tokens`` bounds rows × longest row of a batch (prompt plus new tokens); ``lossy_last_resort`` allows a cache in
+    8-bit numbers for a document that does not fit otherwise; ``reasons`` say in sentences why.
     """
 
     dtype: str
@@ -232,6 +234,7 @@ class Plan:
     prefill_chunk_tokens: int
     kv_bytes_per_token: int
     threads: int | None = None
+    lossy_last_resort: bool = False
     reasons: tuple[str, ...] = ()
 
 

@@ -6,8 +6,10 @@ import contextlib
 import errno
 import logging
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -16,6 +18,17 @@ from pipeline.errors import AlreadyRunning, OvernightError, StoppedEarly, UsageE
 
 LEDGER = "ledger.sqlite"
 _LOG = "overnight.log"
+
+
+class _QuietHandler(logging.FileHandler):
+    """A log that cannot be written (a full disk) is no reason for a word on the terminal: what matters is in the ledger."""
+
+    def _open(self) -> TextIOWrapper:
+        descriptor = os.open(self.baseFilename, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)  # whoever made the folder
+        return TextIOWrapper(os.fdopen(descriptor, "ab"), encoding="utf-8")
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # the name is the base class's
+        """Let it go."""
 
 
 class RunDirectory:
@@ -27,6 +40,13 @@ class RunDirectory:
         self.rejects = self.path / "rejects.jsonl"
         self.report = self.path / "report.md"
         self.offload = self.path / "offload"
+        self.note = self.path / "note"
+        self.reproduced = self.path / "reproduced"
+
+    def reproducing(self, document_id: str) -> str:
+        """One line for a shell that asks about this document alone, in a run directory of its own."""
+        end = "-- " if document_id.startswith("-") else ""
+        return f"overnight reproduce {end}{shlex.quote(str(self.path))} {shlex.quote(document_id)}"
 
     def create(self) -> None:
         """Make the folder if need be. Raises UsageError when the place cannot hold one."""
@@ -43,7 +63,7 @@ class RunDirectory:
     def locked(self) -> Iterator[None]:
         """Hold the run's lock. It goes with its holder's death. Raises AlreadyRunning with the holder's process id, where known."""
         self.create()
-        lock = FileLock(self.path / "lock", timeout=0)
+        lock = FileLock(self.path / "lock", timeout=0, mode=0o600)
         note = self.path / "lock.pid"
         try:
             lock.acquire()
@@ -64,13 +84,15 @@ class RunDirectory:
     def _unusable(self, error: OSError) -> OvernightError:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             return StoppedEarly(f"the disk that holds {self.path} is full; free some space and run the same command again")
+        if error.errno == errno.EIO:
+            return StoppedEarly(f"the disk that holds {self.path} could not be used ({error.strerror}); look after it and run again")
         return UsageError(f"the run directory {self.path} cannot be used: {error.strerror} ({error.filename})")
 
     @contextmanager
     def logging(self) -> Iterator[None]:
         """Append the log of this process to ``overnight.log`` in the directory."""
         try:
-            handler = logging.FileHandler(self.path / _LOG, encoding="utf-8")
+            handler = _QuietHandler(self.path / _LOG, encoding="utf-8")
         except OSError as error:
             raise self._unusable(error) from None
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
@@ -83,4 +105,5 @@ class RunDirectory:
         finally:
             root.removeHandler(handler)
             root.setLevel(level)
-            handler.close()
+            with contextlib.suppress(OSError):  # as above, for what was still buffered
+                handler.close()

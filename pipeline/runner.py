@@ -8,7 +8,6 @@ so reading, tokenizing and commits happen beside the model.
 
 from __future__ import annotations
 
-import errno
 import itertools
 import logging
 import os
@@ -19,18 +18,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pipeline.atomic import failing_disk_stops
 from pipeline.backends import open_backend
 from pipeline.config import Config
-from pipeline.crew import Crew
-from pipeline.errors import EXIT_DONE, EXIT_SOME_FAILED, EXIT_STOPPED, OvernightError, StoppedEarly, WorkerDied
+from pipeline.crew import Crew, added_up
+from pipeline.errors import EXIT_DONE, EXIT_SOME_FAILED, OvernightError, StoppedEarly, WorkerDied
 from pipeline.flight import Flight, WorkId
-from pipeline.intake import BLOCK_DOCUMENTS, Intake, blocks, first_documents, read_in
+from pipeline.intake import BLOCK_DOCUMENTS, Intake, blocks, chosen_documents, read_in
 from pipeline.journal import Journal
 from pipeline.pace import Pace
 from pipeline.prediction import learn, predict
 from pipeline.preparation import Preparation, meant_by_auto, prepare, resolve
 from pipeline.recalibration import calibrate_as_configured, check_configured
-from pipeline.records import Document, Failure, Outcome, Plan, Progress, Reject
+from pipeline.records import Document, Failure, Generation, Outcome, Plan, Progress, Reject
 from pipeline.rehearsal import Sampler, longest_row
 from pipeline.report import write_report
 from pipeline.run_directory import RunDirectory
@@ -40,12 +40,14 @@ from pipeline.stores.ledger import Ledger
 from pipeline.stores.reading import Status
 from pipeline.suspicion import Pending, Suspicion, by_document
 from pipeline.versions import stack_versions
+from pipeline.watch import Watch
+from pipeline.whereabouts import Whereabouts
 
 _log = logging.getLogger(__name__)
 
 Observer = Callable[[Progress], None]
 _DEATHS_OF_NOBODY = 3
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+_WORTH_ANOTHER_LOOK = ("model_error", "out_of_memory", "fault", "stalled")
 _POLL_SECONDS = 0.2
 # Works under way for each row of a batch: enough to sort by length, few enough to hold their texts in memory.
 _WORKS_PER_ROW = 4
@@ -73,6 +75,7 @@ def run(
     config: Config,
     *,
     limit: int | None = None,
+    only: str | None = None,
     fork: bool = False,
     kinds: Collection[str] | None = None,
     observer: Observer = lambda _: None,
@@ -80,67 +83,76 @@ def run(
 ) -> RunResult:
     """Do what is left to do in the configuration's run directory.
 
-    ``limit`` reads only the first so many documents; ``kinds`` runs only tasks of these kinds; ``fork`` starts changed tasks beside
-    the old ones. Raises AlreadyRunning, UsageError and its kinds, LedgerError; a stop wished for is a result, not an error.
+    ``limit`` reads only the first so many documents, ``only`` those of this id; ``kinds`` runs only tasks of these kinds; ``fork`` starts
+    changed tasks beside the old ones.
+    Raises AlreadyRunning, UsageError and its kinds, LedgerError; a stop wished for is a result, not an error.
     """
     stop = stop or StopSignal()
     directory = RunDirectory(config.run.directory)
     with (
+        failing_disk_stops(directory.path),
         directory.locked(),
         directory.logging(),
         stop.watch_deadline(config.run.deadline),
         Ledger.open(directory.ledger, write=True) as ledger,
+        Whereabouts(directory.note, config.engine.stall_seconds) as here,
     ):
-        return Night(config, directory, ledger, observer, stop).through(limit, fork, kinds)
+        return Night(config, directory, ledger, observer, stop, here, (limit, only)).through(fork, kinds)
 
 
 class Night:
     """One run over one run directory."""
 
-    def __init__(self, config: Config, directory: RunDirectory, ledger: Ledger, observer: Observer, stop: StopSignal) -> None:
+    def __init__(
+        self, config: Config, directory: RunDirectory, ledger: Ledger, observer: Observer, stop: StopSignal, here: Whereabouts,
+        chosen: tuple[int | None, str | None] = (None, None),
+    ) -> None:  # fmt: skip
         self._config = config
         self._directory = directory
         self._ledger = ledger
         self._observer = observer
         self._stop = stop
+        self._here = here
+        self._chosen = chosen  # the first so many documents, those of one id
         self._under_way: dict[WorkId, Pending] = {}
         self._suspicion = Suspicion(config.run.max_attempts)
         self._request_ids = itertools.count(1)  # for the whole run: a late reply must never be taken for another question's
         self._deaths_of_nobody = 0
         self._intake = Intake()
         self._sampler = Sampler()
+        self._watch = Watch(
+            directory.path, disk_floor_bytes=config.run.keep_free_disk, memory_floor_bytes=config.run.keep_free_memory
+        )  # fmt: skip
         self._crew = Crew(config, directory, self._say_loading, self._note_loaded)
         self._total = self._done = self._failed = 0
 
-    def through(self, limit: int | None, fork: bool, kinds: Collection[str] | None) -> RunResult:
+    def through(self, fork: bool, kinds: Collection[str] | None) -> RunResult:
         """Decide, read, work, report; whatever happens, no worker is left."""
         with self._crew:
             if self._ledger.expects_work():
                 self._crew.call()
             self._prepared = self._prepare(kinds)
-            return self._accepted(limit, fork)
+            return self._accepted(fork)
 
-    def _accepted(self, limit: int | None, fork: bool) -> RunResult:
+    def _accepted(self, fork: bool) -> RunResult:
         """The run itself; whatever happens, the ledger says how it ended."""
         check_configured(self._config)
         self._ledger.accept_tasks([task.job for task in self._prepared.tasks], fork=fork)
         self._keep_resolved()
-        self._run = self._ledger.begin_run(self._facts())
+        self._run = self._ledger.begin_run(self._facts(), self._here.died_in)
+        self._here.settle()
         self._journal = Journal(self._ledger, self._run)
         exit_code, reason = 1, "fault"
         try:
-            self._read(limit)
-            self._work(limit)
+            with failing_disk_stops(self._directory.path):
+                self._read()
+                self._work()
             exit_code, reason = self._verdict()
         except StoppedEarly as stopped:
             exit_code, reason = stopped.exit_code, str(stopped)
         except OvernightError as error:
             exit_code, reason = error.exit_code, str(error)
             raise
-        except OSError as error:
-            if error.errno not in _DISK_FULL:
-                raise
-            exit_code, reason = EXIT_STOPPED, f"the disk is full: {error}"
         finally:
             self._crew.dismiss(at_once=exit_code not in (EXIT_DONE, EXIT_SOME_FAILED))
             self._close(exit_code, reason)
@@ -151,6 +163,7 @@ class Night:
 
         On a full disk that cannot be done; what was recorded before is safe all the same.
         """
+        shutil.rmtree(self._directory.offload, ignore_errors=True)  # first of all: it may be what has filled the disk
         try:
             self._ledger.drop(self._run, list(self._under_way), "interrupted", reason)
             if self._crew.store_facts:
@@ -164,7 +177,6 @@ class Night:
             learn(self._config, self._prepared, self._directory.path / "report.json")
         except (StoppedEarly, OSError) as error:
             _log.error("the report could not be written: %s", error)
-        shutil.rmtree(self._directory.offload, ignore_errors=True)
 
     def _prepare(self, kinds: Collection[str] | None) -> Preparation:
         """What ``auto`` meant when the run directory was made stays."""
@@ -179,24 +191,29 @@ class Night:
 
     # ── reading ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _read(self, limit: int | None) -> None:
+    def _read(self) -> None:
         """Enter every input in the ledger before the model is asked anything."""
         self._tell(Progress("reading", message="reading the inputs"))
         self._intake = read_in(
-            self._sampler.watch(self._source(limit)), self._ledger.start_inventory(self._run), whole=limit is None,
+            self._sampler.watch(self._source()), self._ledger.start_inventory(self._run), whole=self._chosen == (None, None),
             max_rejects=self._config.source.max_rejects, fields={name for task in self._prepared.tasks for name in task.job.fields},
-            check=self._stop.check, say=lambda text: self._tell(Progress("reading", message=text)),
+            check=self._check, say=lambda text: self._tell(Progress("reading", message=text)),
         )  # fmt: skip
         if not self._intake.documents:
             self._tell(Progress("reading", message="the source is empty: nothing to do"))
 
-    def _source(self, limit: int | None) -> Iterator[Document | Reject]:
+    def _check(self) -> None:
+        """Raise StoppedEarly when the run is to stop or the disk runs full, WorkerDied when memory runs out under the worker."""
+        self._stop.check()
+        self._watch.check(self._crew.holds)
+
+    def _source(self) -> Iterator[Document | Reject]:
         fields = sorted({name for task in self._ledger.tasks() for name in task.job.fields})
-        return first_documents(read_source(self._config.source, fields), limit)
+        return chosen_documents(read_source(self._config.source, fields), *self._chosen)
 
     # ── working ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _work(self, limit: int | None) -> None:
+    def _work(self) -> None:
         """All pending works, those that were beside a dead worker before last and alone."""
         sizes = [self._ledger.pending_size(task.job.name) for task in self._prepared.tasks]
         self._total = sum(works for works, _ in sizes)
@@ -206,7 +223,7 @@ class Night:
         forecast = predict(self._prepared, self._sampler.sample, sizes)
         self._ledger.annotate_run(self._run, forecast=forecast)
         self._pace = Pace(sum(characters for _, characters in sizes))
-        self._through(self._pending(limit))
+        self._through(self._pending())
         while (group := self._suspicion.next_group()) is not None:
             self._through(iter(group))
 
@@ -217,9 +234,9 @@ class Night:
             self._ledger.annotate_run(self._run, plan=_plan_facts(settled.plan))
         self._prepared = settled
 
-    def _pending(self, limit: int | None) -> Iterator[Pending | None]:
+    def _pending(self) -> Iterator[Pending | None]:
         """The works the ledger calls pending, in reading order, and None after each block read; doubtful ones are set aside."""
-        documents = (item for item in self._source(limit) if isinstance(item, Document))
+        documents = (item for item in self._source() if isinstance(item, Document))
         for block in blocks(documents, BLOCK_DOCUMENTS):
             works: list[Pending] = []
             for task in self._prepared.tasks:
@@ -227,7 +244,7 @@ class Night:
                 for key, pending in self._ledger.pending(task.job.name, list(keyed)).items():
                     work = Pending(task, keyed[key], pending.attempts, pending.crashes)
                     if work.doubtful:
-                        self._suspicion.set_aside(work)
+                        self._set_aside(work)
                     else:
                         works.append(work)
             yield from by_document(works) if self._prepared.plan.layout == "document_first" else works
@@ -236,7 +253,7 @@ class Night:
     def _through(self, works: Iterator[Pending | None]) -> None:
         """See all of ``works`` landed. When the worker dies, those it was computing come under suspicion, the others go on."""
         while True:
-            flight = Flight(self._prepared.plan.max_batch_rows * _ASKED_PER_ROW, self._pace, self._request_ids)
+            flight = Flight(self._prepared.plan.max_batch_rows * _ASKED_PER_ROW, self._pace, self._request_ids, self._here.at)
             try:
                 self._stream(works, flight)
                 return
@@ -255,7 +272,7 @@ class Night:
         plan = self._prepared.plan
         exhausted = hungry = False
         while len(flight) or not exhausted:
-            self._stop.check()
+            self._check()
             worker = self._crew.worker(plan, 0 if hungry or not len(flight) else _POLL_SECONDS)
             if worker is not None:
                 worker.admit(flight.requests())
@@ -266,6 +283,7 @@ class Night:
             self._record(flight)
             if worker is not None and len(flight):
                 finished = worker.collect(0 if hungry else _POLL_SECONDS)
+                _stop_on_full_disk(finished)
                 self._journal.add((), flight.receive(finished))
                 worker.release(flight.cancelled())
                 if finished:
@@ -284,7 +302,7 @@ class Night:
 
     def _record(self, flight: Flight, *, at_once: bool = False) -> None:
         """Documents that landed are done once they are committed, a second's worth in one transaction."""
-        self._journal.add(flight.landed(), ())
+        self._journal.add([self._explained(outcome) for outcome in flight.landed()], ())
         recorded = self._journal.commit(at_once=at_once)
         for outcome in recorded:
             del self._under_way[outcome.task, outcome.key]
@@ -313,14 +331,34 @@ class Night:
             raise OvernightError(f"the worker died {self._deaths_of_nobody} times in a row while it computed nothing: {death}")
         guilty = self._suspicion.accuse(suspects)
         if guilty is not None:
-            self._quarantine(guilty, death)
+            message = f"the worker died {guilty.crashes} times with this document, the last time alone: {death}"
+            self._quarantine(guilty, Failure("worker_died", message, guilty.crashes))
         return iter(others)
 
-    def _quarantine(self, work: Pending, death: WorkerDied) -> None:
-        message = f"the worker died {work.crashes} times with this document, the last time alone: {death}"
+    def _set_aside(self, work: Pending) -> None:
+        """A work that earlier runs had trouble with is tried last and alone; one that took the runner down too often, never again."""
+        died = min(work.crashes, self._ledger.runner_deaths(*work.id)) if work.crashes >= self._config.run.max_attempts else 0
+        if died < self._config.run.max_attempts:
+            self._suspicion.set_aside(work)
+            return
+        message = f"the runner itself died {died} times while it worked on this document: building its prompts, or reading its answers"
+        self._quarantine(work, Failure("runner_died", message, died))
+
+    def _quarantine(self, work: Pending, failure: Failure) -> None:
         task, key = work.id
-        self._ledger.finish(self._run, [Outcome(task, key, "quarantined", failure=Failure("worker_died", message, work.crashes))])
+        told = replace(failure, message=f"{failure.message}. {self._again(work)}")
+        self._ledger.finish(self._run, [Outcome(task, key, "quarantined", failure=told)])
         self._done, self._failed = self._done + 1, self._failed + 1
+
+    def _explained(self, outcome: Outcome) -> Outcome:
+        """A failure that is no property of the text comes with the command that shows it again."""
+        if outcome.failure is None or outcome.failure.kind not in _WORTH_ANOTHER_LOOK:
+            return outcome
+        again = self._again(self._under_way[outcome.task, outcome.key])
+        return replace(outcome, failure=replace(outcome.failure, message=f"{outcome.failure.message.rstrip('.')}. {again}"))
+
+    def _again(self, work: Pending) -> str:
+        return f"To see it again: {self._directory.reproducing(work.document.id)}"
 
     # ── around it ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -360,19 +398,11 @@ class Night:
         self._observer(progress)
 
 
-def added_up(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Counts of several workers in one; of anything that is no count, the last word."""
-    total: dict[str, Any] = {}
-    for one in facts:
-        for name, value in one.items():
-            known = total.get(name)
-            if isinstance(value, Mapping):
-                total[name] = added_up([known or {}, value])
-            elif isinstance(value, int | float) and isinstance(known, int | float) and not name.endswith(("_per_second", "used_bytes")):
-                total[name] = known + value
-            else:
-                total[name] = value
-    return total
+def _stop_on_full_disk(finished: Sequence[Generation]) -> None:
+    """A disk that cannot take the caches of one document takes no other's: raise StoppedEarly, and all of them stay pending."""
+    for generation in finished:
+        if generation.error is not None and generation.error[0] == "disk_full":
+            raise StoppedEarly(f"{generation.error[1]}; free some space and run the same command again")
 
 
 def _next_group(works: Iterator[Pending | None], size: int) -> tuple[list[Pending], bool]:

@@ -42,7 +42,7 @@ class WorkerProcess:
         self._owed: set[int] = set()
         self._last_sign = time.monotonic()
         self._messages: queue.Queue[dict[str, Any] | None] = queue.Queue()
-        with log.open("ab") as stderr:
+        with os.fdopen(os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600), "ab") as stderr:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "pipeline.worker"],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True, env=_environment(config),
@@ -159,6 +159,9 @@ class WorkerProcess:
         """End the worker now, with what it is doing."""
         self._process.kill()
         self._process.wait()
+        if self._process.stdin:
+            with contextlib.suppress(OSError):  # what it has not read is lost with it
+                self._process.stdin.close()
 
     def _send(self, message: dict[str, Any]) -> None:
         assert self._process.stdin is not None

@@ -7,7 +7,8 @@ prompt, so an interrupted run must end equal to an uninterrupted one. ``OVERNIGH
 
 A fault fires on each request whose prompt contains ``text``. ``do``: segfault, kill (SIGKILL to itself), hang, exit, eat (allocate
 until killed), oom (out_of_memory reply), raise (model_error reply), empty (ends without a token). ``times`` limits a fault to the
-first so many processes, counted in the file ``counter``; ``load_fault`` fires while loading.
+first so many processes, counted in the file ``counter``; ``load_fault`` fires while loading. ``runner_faults`` fire in the runner itself,
+when it tokenizes a text that contains theirs; there, ``stick`` is a hang that no signal ends.
 """
 
 from __future__ import annotations
@@ -38,8 +39,14 @@ class ByteTokenizer:
     bos_ids: tuple[int, ...] = ()
     end_ids: tuple[int, ...] = (END_ID,)
 
+    def __init__(self, faults: Sequence[Mapping[str, Any]] = ()) -> None:
+        self._faults = faults
+
     def encode(self, text: str) -> list[int]:
         """See pipeline.prompts.Tokenizer."""
+        for fault in self._faults:
+            if fault["text"] in text and _counts(fault):
+                _FAULTS[fault["do"]]()
         return list(text.encode("utf-8", "replace"))
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
@@ -80,7 +87,7 @@ class ScriptedBackend:
 
     def tokenizer(self) -> ByteTokenizer:
         """See pipeline.engine.base.Backend."""
-        return ByteTokenizer()
+        return ByteTokenizer(_script().get("runner_faults", ()))
 
     def identity(self) -> Mapping[str, Any]:
         """See pipeline.engine.base.Backend."""
@@ -99,7 +106,7 @@ class ScriptedBackend:
 
     def open_engine(self, plan: Plan, offload_folder: Path, say: Callable[[str], None]) -> tuple[Engine, Mapping[str, Any]]:
         """See pipeline.engine.base.Backend."""
-        script = json.loads(os.environ.get("OVERNIGHT_SCRIPT", "{}"))
+        script = _script()
         time.sleep(script.get("load_seconds", 0))
         if "load_fault" in script:
             _FAULTS[script["load_fault"]]()
@@ -161,6 +168,11 @@ class ScriptedEngine:
         return replace(reply, prompt_tokens=len(request.ids), seconds=seconds, batch_rows=rows)
 
 
+def _script() -> dict[str, Any]:
+    script: dict[str, Any] = json.loads(os.environ.get("OVERNIGHT_SCRIPT", "{}"))
+    return script
+
+
 def _control(number: int) -> str:
     return _CONTROL[number - _FIRST_CONTROL]
 
@@ -200,6 +212,11 @@ def _hang() -> tuple[str, str] | None:
     return None
 
 
+def _stick() -> tuple[str, str] | None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+    return _hang()
+
+
 def _eat() -> tuple[str, str] | None:
     held = []
     while True:
@@ -210,6 +227,7 @@ _FAULTS: Mapping[str, Callable[[], tuple[str, str] | None]] = {
     "segfault": _segfault,
     "kill": _kill,
     "hang": _hang,
+    "stick": _stick,
     "eat": _eat,
     "exit": lambda: os._exit(7),
     "oom": lambda: ("out_of_memory", "the scripted model has no memory for this prompt"),

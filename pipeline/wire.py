@@ -64,5 +64,5 @@ def pack_generation(generation: Generation) -> dict[str, Any]:
 def unpack_generation(packed: dict[str, Any]) -> Generation:
     """The inverse of ``pack_generation``."""
     error = packed["error"]
-    sequences = {"token_ids": tuple(packed["token_ids"]), "scores": tuple(packed["scores"])}
+    sequences = {"token_ids": tuple(packed["token_ids"]), "scores": tuple(packed["scores"]), "notes": tuple(packed.get("notes", ()))}
     return Generation(**{**packed, **sequences, "error": None if error is None else (error[0], error[1])})

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from pipeline.atomic import failing_disk_stops
 from pipeline.backends import open_backend
 from pipeline.config import parse_config
 from pipeline.engine.base import Backend, Engine
@@ -63,8 +64,10 @@ def main() -> None:
         backend = open_backend(parse_config(inbox.get()["config"]))
         backend.tokenizer()
         order = inbox.get()
+        offload_folder = Path(order["offload_folder"])
         before_bytes = resident_bytes()
-        engine, facts = backend.open_engine(_plan(order["plan"]), Path(order["offload_folder"]), say)
+        with failing_disk_stops(offload_folder):
+            engine, facts = backend.open_engine(_plan(order["plan"]), offload_folder, say)
     except OvernightError as error:
         write_message(outbox, {"refused": [type(error).__name__, str(error)]})
         return

@@ -16,7 +16,7 @@ import pytest
 
 from tests.nights import ANight, documents, no_process_left
 
-COMMANDS = ("run", "plan", "status", "export", "report", "retry", "show", "doctor")
+COMMANDS = ("run", "plan", "status", "export", "report", "retry", "show", "reproduce", "doctor")
 QUALITY_COMMANDS = ("evaluate", "review", "sample")  # what they do is in test_assessment and test_picking
 LIGHT = {
     "pipeline",
@@ -109,6 +109,7 @@ MISTAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "unknown suffix": (("export", "{run}", "--output", "{folder}/out.xlsx"), ("out.xlsx", ".parquet")),
     "unknown suffix before the night": (("run", "{config}", "--output", "{folder}/out.xlsx"), ("out.xlsx", ".parquet")),
     "unknown document": (("show", "{run}", "nobody"), ("no document", "'nobody'")),
+    "reproducing an unknown document": (("reproduce", "{run}", "nobody"), ("no document", "'nobody'")),
     "status of no run directory": (("status", "{folder}"), ("is not a run directory",)),
     "report of no run directory": (("report", "{folder}"), ("is not a run directory",)),
     "export of no run directory": (("export", "{folder}", "--output", "{folder}/out.csv"), ("is not a run directory",)),
@@ -183,6 +184,7 @@ JSON_COMMANDS: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "report": (("report", "{run}"), {"inputs", "tasks", "runs", "rejects"}),
     "retry": (("retry", "{run}"), {"retried"}),
     "show": (("show", "{run}", "d0001"), {"id", "documents"}),
+    "reproduce": (("reproduce", "{run}", "d0001"), {"exit_code", "reason", "run_directory", "report", "status"}),
     "doctor": (("doctor", "{config}"), {"findings"}),
 }
 

@@ -115,6 +115,32 @@ def test_an_error_ends_its_document_at_once_and_no_other() -> None:
     assert not len(flight)
 
 
+class Smaller(Rounds):
+    """Asks one question about everything; when it has no answer, two about less."""
+
+    def work(self, document: Document) -> Work:
+        try:
+            replies = yield from ask([Step("whole", EncodedPrompt((9, 9), 0, 1), Decode(4))])
+        except DocumentFailed as failure:
+            replies = yield from ask([Step(f"half/{index}", EncodedPrompt((1, index), 0, 1), Decode(4)) for index in range(2)])
+            return Answer(f"{failure.kind}: {len(replies)} halves", "stop")
+        return Answer("whole", "stop")
+
+
+def test_a_question_without_an_answer_may_be_asked_otherwise() -> None:
+    flight = Flight(4)
+    flight.begin(Smaller([]), document(), 1, {})
+    (whole,) = flight.requests()
+    flight.receive([reply(whole, error=("out_of_memory", "too big"), finish_reason="error")])
+    halves = flight.requests()
+    assert len(halves) == 2
+    flight.receive([reply(half, notes=("ran short of memory: smaller passes",)) for half in halves])
+    (outcome,) = flight.landed()
+    assert outcome.answer is not None
+    assert outcome.answer.value == "out_of_memory: 2 halves"
+    assert outcome.answer.notes == ("ran short of memory: smaller passes",)
+
+
 def test_a_fault_of_ours_fails_the_document_and_says_so() -> None:
     flight = Flight(8)
     flight.begin(Broken([1]), document(), 1, {})

@@ -11,10 +11,10 @@ from typing import Literal
 
 from pipeline.engine.attention import IMPLEMENTATION
 from pipeline.engine.base import Engine
-from pipeline.engine.cache import make_cache
 from pipeline.engine.caches import Caches
 from pipeline.engine.choice import Decoder
 from pipeline.engine.continuous import ContinuousEngine
+from pipeline.engine.engine import is_quantizable
 from pipeline.engine.forward import Forward, attention_as
 from pipeline.engine.library import LibraryEngine, PlainEngine, disagreement
 from pipeline.engine.loading import LoadedModel
@@ -51,14 +51,11 @@ def open_decoder(
 
 
 def _require_quantizable(loaded: LoadedModel) -> None:
-    forward = Forward(loaded.model)
-    try:
-        make_cache(forward.config, "quantized", forward.device)
-    except (ValueError, KeyError, AttributeError) as error:
+    if not is_quantizable(Forward(loaded.model)):
         raise ConfigError(
             "kv_cache.placement: quantized is for models whose layers are all full attention; this one has others. "
             "Use device, offloaded or disk, or auto."
-        ) from error
+        )
 
 
 def _prepare_stages(static: PlainEngine, loaded: LoadedModel, plan: Plan, caches: Caches | None, attention: str) -> None:

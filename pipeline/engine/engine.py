@@ -1,8 +1,9 @@
 """The engine: a queue of requests, worked off batch by batch on one model under its plan, with a way out of every failure.
 
-Out of memory: the batch is halved, and the limit remembered for batches of that length; a request that does not fit alone is
-tried with smaller passes, then with the cache offloaded and on disk, then comes back as ``out_of_memory``. Any other exception: the rows of
-the batch are tried alone, and the one that raises again comes back as ``model_error``. Nothing is lost and nothing comes back empty.
+Out of memory: the batch is halved, and the limit remembered for batches of that length; a request that does not fit alone goes down a
+ladder: smaller passes, the cache offloaded, on disk, and where the plan allows answers to change for it quantized; then it comes back as
+``out_of_memory``. Requests as long start on the rung that held. Any other exception: the rows of the batch are tried alone, and the one
+that raises again comes back as ``model_error``. Nothing is lost and nothing comes back empty.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 
 from pipeline.batching import RowLimits, batch_columns, next_batch, row_tokens
 from pipeline.engine.base import Listener
-from pipeline.engine.cache import Placement
+from pipeline.engine.cache import Placement, make_cache
 from pipeline.engine.forward import Forward
 from pipeline.engine.generate import NON_FINITE, Reply, Settings, generate
 from pipeline.engine.score import Scored, score
@@ -28,12 +29,15 @@ from pipeline.records import Decode, Generation, Plan, Request, Score
 
 _NO_MEMORY_TEXTS = ("not enough memory", "defaultcpuallocator", "out of memory", "cannot allocate memory")
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
-# Where keys and values go when even one document does not fit otherwise; never to a placement that changes answers.
+# Where keys and values go when even one document does not fit otherwise; to a placement that changes answers only if that is allowed.
 _FURTHER: Mapping[str, tuple[Placement, ...]] = {
     "device": ("offloaded", "disk"),
     "quantized": ("offloaded", "disk"),
     "offloaded": ("disk",),
 }
+_WHERE: Mapping[Placement, str] = {"offloaded": "offloaded", "disk": "on disk", "quantized": "quantized"}
+_AS_PLANNED = "as planned"
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _SMALLEST_CHUNK_TOKENS = 16
 _Error = tuple[str, str]
 
@@ -50,6 +54,8 @@ class ModelEngine:
         self._alone: deque[Request] = deque()
         self._refused: list[Generation] = []
         self._limits = RowLimits()
+        self._too_small_for: dict[str, int] = {}  # by rung, tokens of the shortest request that did not fit
+        self._may_quantize = plan.lossy_last_resort and plan.placement != "quantized" and is_quantizable(self._forward)
         self.stages: Stages | None = None
         """How documents come from the store and go there; None: they are always read."""
         self.listener: Listener | None = None
@@ -107,13 +113,20 @@ class ModelEngine:
 
     def _run_alone(self, request: Request) -> Sequence[Generation]:
         error: Exception | None = None
-        for settings in self._ever_smaller():
+        tokens = row_tokens(request)
+        for name, settings in self._ever_smaller():
+            if self._too_small_for.get(name, tokens + 1) <= tokens:
+                continue  # as short a prompt did not fit that way
             outcome = self._attempt([request], settings)
             if not isinstance(outcome, Exception):
-                return outcome
+                return outcome if name == _AS_PLANNED else [replace(reply, notes=(f"ran short of memory: {name}",)) for reply in outcome]
             error = outcome
-            if not isinstance(error, OutOfMemory):
+            if isinstance(error, OSError) and error.errno in _DISK_FULL:
+                if settings.placement == self._settings.placement:  # where all caches are to be: every other document would fail, too
+                    return [_failed(request, ("disk_full", f"The disk for KV caches is full: {error}"))]
+            elif not isinstance(error, OutOfMemory):
                 return [_failed(request, ("model_error", f"The model raised {type(error).__name__} on this prompt: {error}"))]
+            self._too_small_for[name] = tokens
             free_memory()
         message = (
             f"The prompt of {len(request.ids)} tokens ran out of memory alone, with the smallest passes and with its cache on disk "
@@ -121,13 +134,15 @@ class ModelEngine:
         )
         return [_failed(request, ("out_of_memory", message))]
 
-    def _ever_smaller(self) -> Iterable[Settings]:
-        """Ways to run one request, each with less memory than the one before."""
+    def _ever_smaller(self) -> Iterable[tuple[str, Settings]]:
+        """Ways to run one request, each with less memory than the one before, and what they are called."""
         small = max(_SMALLEST_CHUNK_TOKENS, self._settings.prefill_chunk_tokens // 4)
-        yield self._settings
-        yield replace(self._settings, prefill_chunk_tokens=small, score_rows=1)
-        for placement in _FURTHER.get(self._settings.placement, ()):
-            yield replace(self._settings, prefill_chunk_tokens=small, score_rows=1, placement=placement)
+        yield _AS_PLANNED, self._settings
+        yield "read in smaller passes", replace(self._settings, prefill_chunk_tokens=small, score_rows=1)
+        further = _FURTHER.get(self._settings.placement, ())
+        for placement in (*further, "quantized") if self._may_quantize else further:
+            words = f"read in smaller passes, its KV cache {_WHERE[placement]}"
+            yield words, replace(self._settings, prefill_chunk_tokens=small, score_rows=1, placement=placement)
 
     def _attempt(self, batch: Sequence[Request], settings: Settings) -> Sequence[Generation] | Exception:
         """Run ``batch``; an exception of the model is returned without the frames that hold its tensors."""
@@ -182,6 +197,15 @@ class ModelEngine:
         if wrong is not None:
             return "unknown_token", f"Token id {wrong} is outside the model's vocabulary of {limit}: the tokenizer is not this model's."
         return None
+
+
+def is_quantizable(forward: Forward) -> bool:
+    """Whether all layers of the model can keep quantized keys and values."""
+    try:
+        make_cache(forward.config, "quantized", forward.device)
+    except (ValueError, KeyError, AttributeError):  # quantized layers are for full attention only
+        return False
+    return True
 
 
 def is_out_of_memory(error: Exception) -> bool:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from pipeline.engine.cache import Placement, make_cache
+from pipeline.engine.cache import Placement
+from pipeline.engine.engine import is_quantizable
 from pipeline.engine.forward import Forward, synchronize
 from pipeline.engine.generate import Settings, decode, prefill
 from pipeline.records import Decode
@@ -27,15 +28,7 @@ class Stay:
 
 def usable_placements(forward: Forward) -> list[Placement]:
     """Those that are for this model."""
-    return [placement for placement in PLACEMENTS if _is_usable(forward, placement)]
-
-
-def _is_usable(forward: Forward, placement: Placement) -> bool:
-    try:
-        make_cache(forward.config, placement, forward.device)
-    except (ValueError, KeyError, AttributeError):  # quantized layers are for full attention only
-        return False
-    return True
+    return [placement for placement in PLACEMENTS if placement != "quantized" or is_quantizable(forward)]
 
 
 def stay(forward: Forward, placement: Placement, ids: Sequence[int], new_tokens: int, settings: Settings) -> Stay:

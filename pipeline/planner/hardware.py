@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,30 +89,42 @@ def disk_of(folder: Path) -> Disk:
     return Disk(str(folder), shutil.disk_usage(existing).free)
 
 
-def available_ram_bytes(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
+_GROUPS, _OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+def available_ram_bytes(root: Path = _GROUPS, own: Path = _OWN_GROUPS) -> int:
     """Free RAM of the machine, or what the memory cgroup (v2 or v1) leaves if that is less.
 
     Every group from the process's own up to the root counts, as any of them may hold the limit. Inside a container the group's path
     is often not visible; the group mounted at ``root`` is then the container's own.
     """
+    return _free_bytes(("inactive_file",), root, own)
+
+
+def reclaimable_ram_bytes(root: Path = _GROUPS, own: Path = _OWN_GROUPS) -> int:
+    """The same, with pages of files in use counted as free: what is left before somebody has to be killed, not before it gets slow."""
+    return _free_bytes(("inactive_file", "active_file"), root, own)
+
+
+def _free_bytes(page_cache: Collection[str], root: Path, own: Path) -> int:
     free = int(psutil.virtual_memory().available)
     for limit, usage in _cgroup_files(root, own):
         try:
-            maximum, used = int(limit.read_text()), int(usage.read_text()) - _reclaimable(limit.parent)
+            maximum, used = int(limit.read_text()), int(usage.read_text()) - _reclaimable(limit.parent, page_cache)
         except (OSError, ValueError):  # no such controller; "max" means unlimited
             continue
         free = min(free, max(0, maximum - used))
     return free
 
 
-def _reclaimable(folder: Path) -> int:
+def _reclaimable(folder: Path, page_cache: Collection[str]) -> int:
     """Bytes of page cache that the kernel gives back before it lets anybody starve; v1 counts a group's children in ``total_``."""
     try:
         lines = (folder / "memory.stat").read_text().splitlines()
     except OSError:
         return 0
     counts = dict(line.split()[:2] for line in lines if len(line.split()) >= 2)
-    return int(counts.get("total_inactive_file", counts.get("inactive_file", 0)))
+    return sum(int(counts.get(f"total_{name}", counts.get(name, 0))) for name in page_cache)
 
 
 def _cgroup_files(root: Path, own: Path) -> list[tuple[Path, Path]]:

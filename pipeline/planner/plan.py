@@ -98,6 +98,7 @@ def plan_of(config: Config, shape: ModelShape, hardware: Hardware, resolved: Map
         prefill_chunk_tokens=config.engine.prefill_chunk_tokens or (CHUNK_TOKENS_ON_CARD if on_card else CHUNK_TOKENS_ON_CPU),
         kv_bytes_per_token=shape.kv_bytes_per_token(dtype),
         threads=config.engine.threads or hardware.cores,
+        lossy_last_resort=config.kv_cache.lossy_last_resort,
         reasons=tuple(reasons),
     )
 

@@ -8,6 +8,7 @@ together. What is present is what the latest complete reading of the source has 
 from __future__ import annotations
 
 import base64
+import os
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,12 +20,13 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.exc import DatabaseError, OperationalError
 
-from pipeline.errors import JobChanged, LedgerError, StoppedEarly, UsageError
+from pipeline.atomic import failing_disk_stops
+from pipeline.errors import JobChanged, LedgerError, UsageError
 from pipeline.records import STATES, Generation, Outcome, Step, TaskJob
-from pipeline.stores import reading
 from pipeline.stores.changes import describe_change
 from pipeline.stores.inventory import Inventory
-from pipeline.stores.reading import ExportRow, InputRow, RecordedStep, Scored, Status, TaskRow, ViewRow
+from pipeline.stores.reader import RUNNER_DIED, LedgerReader, disk_refuses, stopped_by
+from pipeline.stores.reading import ViewRow
 from pipeline.stores.schema import (
     FORMAT,
     attempts,
@@ -40,7 +42,7 @@ from pipeline.stores.schema import (
     views,
     work,
 )
-from pipeline.wire import pack_generation, unpack_generation
+from pipeline.wire import pack_generation
 
 WorkId = tuple[str, str]
 """(task name, work key)."""
@@ -66,6 +68,12 @@ _CLOSE_ATTEMPT = (
     .where(attempts.c.task_id == sa.bindparam("of_task"), attempts.c.key == sa.bindparam("of_key"), attempts.c.outcome.is_(None))
     .values(outcome=sa.bindparam("how"), detail=sa.bindparam("why"), ended_at=sa.bindparam("now"))
 )
+# What has taken the runner down in one task is likely to do so in the others: they, too, are tried last and alone.
+_BLAME = (
+    work.update()
+    .where(work.c.document_key == sa.select(work.c.document_key).where(*_MINE).scalar_subquery(), work.c.state.in_(("pending", "running")))
+    .values(crashes=work.c.crashes + 1)
+)
 _KEEP_RESULT = insert(results).prefix_with("OR REPLACE")
 _KEEP_REPLY = insert(replies).prefix_with("OR REPLACE")
 _KEEP_FEATURES = insert(features).prefix_with("OR REPLACE")
@@ -80,18 +88,17 @@ class PendingWork:
     crashes: int
 
 
-class Ledger:
+class Ledger(LedgerReader):
     """An open ledger; close it, or use it as a context manager. One thread."""
-
-    def __init__(self, engine: sa.Engine) -> None:
-        self._engine = engine
-        self._task_ids: dict[str, int] = {}
 
     @classmethod
     def open(cls, path: Path, *, write: bool) -> Ledger:
         """Open, or with ``write`` create, the ledger. Raises UsageError when there is none, LedgerError when it is not ours."""
         if not write and not path.exists():
             raise UsageError(f"{path.parent} is not a run directory: it has no {path.name}")
+        if write and not path.exists():  # SQLite gives its other files the same rights
+            with failing_disk_stops(path.parent):
+                os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         engine = connect(path, write=write)
         ledger = cls(engine)
         try:
@@ -99,8 +106,8 @@ class Ledger:
             ledger._load_tasks()
         except DatabaseError as error:
             engine.dispose()
-            if _disk_is_full(error):
-                raise StoppedEarly(f"the disk that holds {path} is full") from None
+            if disk_refuses(error):
+                raise stopped_by(error) from None
             raise LedgerError(f"{path} cannot be read as a ledger: {error.orig}") from None
         except BaseException:
             engine.dispose()
@@ -119,10 +126,17 @@ class Ledger:
 
     # ── runs ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def begin_run(self, facts: Mapping[str, Any]) -> int:
-        """Open a run. Attempts that an earlier one left open were cut short with it: nobody's fault, and pending again."""
+    def begin_run(self, facts: Mapping[str, Any], died_in: WorkId | None = None) -> int:
+        """Open a run. Attempts that an earlier one left open were cut short with it: nobody's fault, and pending again.
+
+        Except that of ``died_in``, which the runner itself was working on when it died: that one counts against it.
+        """
         now = time.time()
         with self._writing() as connection:
+            if died_in is not None and died_in[0] in self._task_ids:
+                mine = {"of_task": self._task_ids[died_in[0]], "of_key": died_in[1]}
+                connection.execute(_BLAME, mine)
+                connection.execute(_CLOSE_ATTEMPT, {**mine, "how": RUNNER_DIED, "why": "the run died in this document", "now": now})
             run = connection.execute(runs.insert().values(started_at=now, facts=dict(facts))).inserted_primary_key
             assert run is not None
             connection.execute(
@@ -143,12 +157,6 @@ class Ledger:
         """Close a run with its outcome."""
         with self._writing() as connection:
             connection.execute(runs.update().where(runs.c.id == run).values(ended_at=time.time(), exit_code=exit_code, reason=reason))
-
-    def resolved(self) -> dict[str, Any]:
-        """What ``auto`` has meant in this run directory, by name."""
-        with self._reading() as connection:
-            rows = connection.execute(sa.select(meta.c.name, meta.c.value).where(meta.c.name.like("resolved.%")))
-            return {name.removeprefix("resolved."): value for name, value in rows}
 
     def resolve(self, name: str, value: Any) -> Any:
         """Keep ``value`` for ``name`` unless one is kept already; returns the one that is kept."""
@@ -207,25 +215,6 @@ class Ledger:
         """The works of a task that have one of ``keys``."""
         for begin in range(0, len(keys), _KEYS_AT_ONCE):
             yield from connection.execute(_AMONG, {"of_task": self._task_ids[task], "keys": keys[begin : begin + _KEYS_AT_ONCE]})
-
-    def expects_work(self) -> bool:
-        """Whether the source was never read to its end, or its latest reading has left works undone: a guess before it is read again."""
-        with self._reading() as connection:
-            return reading.expects_work(connection)
-
-    def pending_size(self, task: str) -> tuple[int, int]:
-        """(works, characters) of a task that the latest reading of the source saw and that are pending."""
-        with self._reading() as connection:
-            query = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(work.c.characters), 0)).where(
-                work.c.task_id == self._task_ids[task], work.c.state == "pending", work.c.inventory_id == reading.latest()
-            )
-            count, characters = connection.execute(query).one()
-            return int(count), int(characters)
-
-    def states_seen(self, task: str) -> dict[str, int]:
-        """Works by state among those that the latest reading of the source saw: what a run was about, also a limited one."""
-        with self._reading() as connection:
-            return reading.states_seen(connection, self._task_ids[task])
 
     def mark(self, run: int, works: Sequence[WorkId]) -> list[WorkId]:
         """Note durably that these are about to be worked on, so that one that takes the process down can be found.
@@ -322,90 +311,7 @@ class Ledger:
             "generation": {**pack_generation(generation), "features": base64.b64encode(generation.features).decode()},
         }  # fmt: skip
 
-    def replies(self, task: str, key: str) -> dict[str, Generation]:
-        """Replies recorded for a work, by step key."""
-        with self._reading() as connection:
-            query = sa.select(replies.c.step_key, replies.c.generation).where(
-                replies.c.task_id == self._task_ids[task], replies.c.key == key
-            )
-            found = connection.execute(query).all()
-        return {
-            step: unpack_generation({**packed, "features": base64.b64decode(packed.get("features", ""))}) for step, packed in found
-        }  # fmt: skip
-
-    # ── reading ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def status(self) -> Status:
-        """Counts of the present inputs and works. Raises LedgerError when they do not add up."""
-        with self._reading() as connection:
-            return reading.status(connection)
-
-    def rows(self) -> Iterator[ExportRow]:
-        """Every present input in reading order with the results of the active tasks; flat in memory, one snapshot."""
-        with self._reading() as connection:
-            yield from reading.export_rows(connection)
-
-    def tasks(self) -> list[TaskRow]:
-        """The active tasks, in the order in which they came."""
-        with self._reading() as connection:
-            return reading.active_tasks(connection)
-
-    def rejects(self) -> Iterator[dict[str, Any]]:
-        """Rejected rows of the latest inventory, in reading order."""
-        with self._reading() as connection:
-            yield from reading.rejected_rows(connection)
-
-    def runs(self) -> list[dict[str, Any]]:
-        """All runs, oldest first, with their facts."""
-        with self._reading() as connection:
-            return [dict(row) for row in connection.execute(sa.select(runs).order_by(runs.c.id)).mappings()]
-
-    def documents(self, document_id: str) -> list[InputRow]:
-        """Present inputs of this id."""
-        with self._reading() as connection:
-            return reading.inputs_of(connection, document_id)
-
-    def clashing_ids(self, limit: int = 20) -> list[tuple[str, int]]:
-        """Ids that stand for several texts, with how many."""
-        with self._reading() as connection:
-            return reading.clashing_ids(connection, limit)
-
-    def result(self, task: str, key: str) -> dict[str, Any] | None:
-        """State and result of one work, None when the task does not know it."""
-        with self._reading() as connection:
-            return reading.one_result(connection, self._task_ids[task], key)
-
-    def steps(self, task: str, key: str) -> list[RecordedStep]:
-        """Recorded replies inside a work, with names and spans."""
-        with self._reading() as connection:
-            return reading.recorded_steps(connection, self._task_ids[task], key)
-
-    def results(self, task: str, *, scores: bool = False) -> Iterator[Mapping[str, Any]]:
-        """Results of a task's present works with state and attempts, for reports; with their raw ``scores`` if wanted."""
-        with self._reading() as connection:
-            yield from reading.task_results(connection, self._task_ids[task], scores=scores)
-
-    def features(self, task: str, key: str) -> bytes:
-        """What the model made of a document, see ``Generation``; empty where it was not kept."""
-        with self._reading() as connection:
-            return reading.features_of(connection, self._task_ids[task], key)
-
-    def some_id(self, document_key: str) -> str:
-        """An id under which a document was read."""
-        with self._reading() as connection:
-            return reading.some_id(connection, document_key)
-
     # ── views ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def scored(self, task: str, *, with_features: bool = False) -> Iterator[Scored]:
-        """Documents that a label task has finished, with their uncalibrated scores, and what the model made of them if it is asked for."""
-        with self._reading() as connection:
-            yield from reading.scored(connection, self._task_ids[task], with_features=with_features)
-
-    def views(self, task: str) -> list[ViewRow]:
-        """Views of a task, oldest first; the last one is what exports show."""
-        with self._reading() as connection:
-            return reading.task_views(connection, self._task_ids[task])
 
     def keep_view(self, task: str, calibration: str, threshold: float | None, facts: Mapping[str, Any]) -> ViewRow:
         """Keep a view; one that is the latest already is not kept twice."""
@@ -429,16 +335,9 @@ class Ledger:
             with self._engine.connect().execution_options(writing=True) as connection, connection.begin():
                 yield connection
         except OperationalError as error:
-            if _disk_is_full(error):
-                raise StoppedEarly(
-                    "the disk that holds the run directory is full; free some space and run the same command again"
-                ) from None
+            if disk_refuses(error):
+                raise stopped_by(error) from None
             raise
-
-    @contextmanager
-    def _reading(self) -> Iterator[sa.Connection]:
-        with self._engine.connect() as connection:
-            yield connection
 
     def _check_format(self, path: Path, *, write: bool) -> None:
         """Make the tables in a new file; change nothing in one that is not ours."""
@@ -484,8 +383,3 @@ def _result(outcome: Outcome, task: int, run: int, now: float) -> dict[str, Any]
         "failure_attempt": failure.attempt if failure else None,
         "seconds": outcome.seconds, "placement": outcome.placement, "batch_rows": outcome.batch_rows,
     }  # fmt: skip
-
-
-def _disk_is_full(error: DatabaseError) -> bool:
-    text = str(error.orig)
-    return "disk is full" in text or "disk I/O error" in text or "No space left" in text

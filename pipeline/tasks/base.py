@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import jinja2
@@ -11,13 +12,14 @@ from jinja2 import meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pipeline.errors import ConfigError, DocumentFailed
-from pipeline.prompts import FrameBuilder, Part, Tokenizer, split
+from pipeline.prompts import FrameBuilder, Part, Tokenizer, count_tokens, split
 from pipeline.records import Answer, Decode, Document, Generation, Sampling, Step, TaskJob, digest
 
 Work = Generator[Sequence[Step], Sequence[Generation], Answer]
 """A document's way through a task: yields questions, is sent their replies in order, returns the answer or raises DocumentFailed.
 
-Deterministic: with the same replies it asks the same questions, so a run that was cut short replays it from recorded replies.
+A question that has no answer raises DocumentFailed in it. Deterministic: with the same replies it asks the same questions, so a run
+that was cut short replays it from recorded replies.
 """
 
 
@@ -106,6 +108,27 @@ def parts_of(setting: Setting, task: Any, text: str, room_tokens: int) -> list[P
                 "raise max_parts, chunk_tokens or context_tokens, or split the document",
             )
     return parts
+
+
+def ever_smaller(setting: Setting, document: Document, room_tokens: int, within: Callable[[int], Work], *, least_tokens: int) -> Work:
+    """The work ``within`` prompts that hold at most so many tokens of the document: half as many each time the model has no memory left.
+
+    Raises the last DocumentFailed when parts would become shorter than ``least_tokens``.
+    """
+    limit = room_tokens
+    while True:
+        try:
+            answer = yield from within(limit)
+        except DocumentFailed as failure:
+            if failure.kind != "out_of_memory":
+                raise
+            smaller = min(limit, count_tokens(setting.tokenizer, document.text)) // 2
+            if smaller < least_tokens:
+                raise
+            limit = smaller
+        else:
+            told = f"ran short of memory: read in parts of at most {limit:,} tokens"
+            return answer if limit == room_tokens else replace(answer, notes=(*answer.notes, told))
 
 
 def checked_at_start(work_out: Callable[[], object]) -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from pipeline.prompts import Frame, Part, count_tokens, fits, head
 from pipeline.quality.examples import Example
 from pipeline.records import Answer, Document, Generation, Score, Step, TaskJob
 from pipeline.tasks import shown
-from pipeline.tasks.base import Instructions, Setting, Work, ask, checked_at_start, definition, parts_of, require_room
+from pipeline.tasks.base import Instructions, Setting, Work, ask, checked_at_start, definition, ever_smaller, parts_of, require_room
 
 DEFAULT_INSTRUCTIONS = "Read the text below and decide which category it belongs to."
 _CHOICE = "{instructions}\n\nCategories:\n{labels}"
@@ -65,7 +66,15 @@ class Label:
     def work(self, document: Document) -> Work:
         """Steps ``score/i`` over the parts, or ``score/i/LABEL`` with ``multi``."""
         frames = self._frames(self._instructions.fill(document))
-        parts, dropped = self._parts(document, self._room(frames))
+        room = self._room(frames)
+        within = partial(self._within, document, frames)
+        if self._config.long_documents == "aggregate":
+            return (yield from ever_smaller(self._setting, document, room, within, least_tokens=_LEAST_ROOM))
+        return (yield from within(room))
+
+    def _within(self, document: Document, frames: Mapping[str, Frame], room: int) -> Work:
+        """In prompts that hold at most ``room`` tokens of the document."""
+        parts, dropped = self._parts(document, room)
         probabilities, features = yield from self._probabilities(frames, parts)
         return replace(self._answer(probabilities, parts, dropped), features=features)
 

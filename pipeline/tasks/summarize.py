@@ -14,7 +14,18 @@ from pipeline.config import SummarizeTask
 from pipeline.errors import DocumentFailed
 from pipeline.prompts import Frame, count_tokens, fits, head
 from pipeline.records import Answer, Document, EncodedPrompt, Generation, Step, TaskJob
-from pipeline.tasks.base import Instructions, Setting, Work, ask, checked_at_start, definition, parts_of, require_room, strip_reasoning
+from pipeline.tasks.base import (
+    Instructions,
+    Setting,
+    Work,
+    ask,
+    checked_at_start,
+    definition,
+    ever_smaller,
+    parts_of,
+    require_room,
+    strip_reasoning,
+)
 
 DEFAULT_INSTRUCTIONS = "Summarize the following text in two or three sentences. Keep the names, numbers and conclusions that matter."
 _PART = "The text below is one part of a longer document.\n{instructions}"
@@ -50,16 +61,25 @@ class Summarize:
         instructions = self._instructions.fill(document)
         frame = self._frame("{instructions}", instructions)
         room = self._room(frame, self._config.max_output_tokens)
-        chunked = self._config.chunk_tokens is not None and self._config.long_documents in ("map_reduce", "refine")
-        ids = fits(self._setting.tokenizer, document.text, min(room, self._config.chunk_tokens or room) if chunked else room)
+        ids = fits(self._setting.tokenizer, document.text, room)
+        if self._config.long_documents in ("map_reduce", "refine"):
+            within = partial(self._within, document, instructions, ids)
+            return (yield from ever_smaller(self._setting, document, room, within, least_tokens=_LEAST_ROOM))
         if ids is not None:
-            reply = yield from self._ask_one(document, "whole", frame.around(ids), (0, len(document.text)))
-            return self._answer(reply, len(ids))
-        if self._config.long_documents == "map_reduce":
-            return (yield from self._map_reduce(document, instructions))
-        if self._config.long_documents == "refine":
-            return (yield from self._refine(document, instructions))
+            return (yield from self._whole(document, frame, ids))
         return (yield from self._cut(document, frame, room))
+
+    def _within(self, document: Document, instructions: str, ids: Sequence[int] | None, room: int) -> Work:
+        """In one prompt where it holds the document's ``ids``, else in parts of at most ``room`` tokens."""
+        if ids is not None and len(ids) <= min(room, self._config.chunk_tokens or room):
+            return (yield from self._whole(document, self._frame("{instructions}", instructions), ids))
+        if self._config.long_documents == "map_reduce":
+            return (yield from self._map_reduce(document, instructions, room))
+        return (yield from self._refine(document, instructions, room))
+
+    def _whole(self, document: Document, frame: Frame, ids: Sequence[int]) -> Work:
+        reply = yield from self._ask_one(document, "whole", frame.around(ids), (0, len(document.text)))
+        return self._answer(reply, len(ids))
 
     def _cut(self, document: Document, frame: Frame, room: int) -> Work:
         """``fail`` and ``truncate``: what is lost is counted, or the document fails."""
@@ -74,13 +94,13 @@ class Summarize:
         reply = yield from self._ask_one(document, "truncated", frame.around(part.ids, dropped), (0, part.end))
         return self._answer(reply, len(part.ids), dropped=dropped)
 
-    def _map_reduce(self, document: Document, instructions: str) -> Work:
+    def _map_reduce(self, document: Document, instructions: str, room: int) -> Work:
         frame = self._frame(_PART, instructions)
         reduce_frame = self._frame(_REDUCE, instructions)
-        reduce_room = self._room(reduce_frame, self._config.max_output_tokens)
+        reduce_room = min(room, self._room(reduce_frame, self._config.max_output_tokens))
         # At least three summaries fit in one reduce prompt, so every level is shorter than the last and the reduction ends.
         new_tokens = min(self._config.max_output_tokens, reduce_room // 3 - 8)
-        parts = parts_of(self._setting, self._config, document.text, self._room(frame, new_tokens))
+        parts = parts_of(self._setting, self._config, document.text, min(room, self._room(frame, new_tokens)))
         replies = yield from ask(
             [
                 Step(
@@ -118,10 +138,11 @@ class Summarize:
             groups[-1] += ids
         return groups
 
-    def _refine(self, document: Document, instructions: str) -> Work:
+    def _refine(self, document: Document, instructions: str, room: int) -> Work:
         first = self._frame("{instructions}", instructions)
         frame_tokens = len(self._setting.tokenizer.encode(_REFINE)) + self._config.max_output_tokens + 16
-        parts = parts_of(self._setting, self._config, document.text, self._room(first, self._config.max_output_tokens + frame_tokens))
+        room = min(room, self._room(first, self._config.max_output_tokens + frame_tokens))
+        parts = parts_of(self._setting, self._config, document.text, room)
         summary, reply = "", None
         for index, part in enumerate(parts):
             frame = first if index == 0 else self._build(_REFINE, instructions, summary)

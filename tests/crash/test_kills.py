@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import signal
+import sqlite3
+import subprocess
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -47,6 +52,58 @@ def test_twenty_kills(tmp_path: Path, undisturbed: list[dict[str, object]], seed
     night = ANight(tmp_path, documents(60), script=PACE)
     assert kill_and_finish(night, 20, seed) == undisturbed
     assert no_process_left(tmp_path)
+
+
+LONG = [*documents(24), *({"id": f"long{number}", "text": long} for number, long in enumerate(
+    " ".join(f"{word} sentence number {place} goes on and on." for place in range(150)) for word in ("alpha", "beta", "gamma")
+))]  # fmt: skip
+
+
+def kill_something(night: ANight, chance: random.Random) -> str:
+    """SIGKILL to the runner, or to the worker under a runner that goes on; what became of it."""
+    process = night.start("run", str(night.config))
+    try:
+        process.wait(chance.uniform(0.3, 7.0))
+    except subprocess.TimeoutExpired:
+        worker = _worker_of(process.pid)
+        if worker is not None and chance.random() < 0.5:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(chance.uniform(0.3, 3.0))  # the runner starts another one, until it dies too
+        process.kill()
+    process.communicate(timeout=60)
+    return "killed" if process.returncode == -signal.SIGKILL else f"ended with {process.returncode}"
+
+
+def kill_anything(folder: Path, kills: int, seed: int) -> None:
+    """Random kills of runner and worker over two tasks and long documents; the end is that of a run nobody touched."""
+    more = {"run": {"directory": str(folder / "killed" / "run"), "max_attempts": 1000}}  # kills by us are no document's fault
+    untouched = ANight(folder / "untouched", LONG)
+    assert untouched.run().returncode == 0
+    night = ANight(folder / "killed", LONG, script={"seconds": 0.05, "batch": 4}, extra=more)
+    chance = random.Random(seed)
+    ends = [kill_something(night, chance) for _ in range(kills)]
+    assert ends.count("killed") > kills // 3, ends
+    assert set(ends) <= {"killed", "ended with 0"}
+    night.script = {}
+    done = night.run()
+    assert done.returncode == 0, done.stderr
+    assert night.export() == untouched.export()
+    for states in night.status()["tasks"].values():
+        assert states["done"] == sum(states.values()) == len(LONG)
+    assert _most_ends(night) == 1
+    assert no_process_left(folder)
+
+
+def test_kills_of_runner_and_worker(tmp_path: Path) -> None:
+    kill_anything(tmp_path, 3, seed=11)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+def test_fifty_kills_of_runner_and_worker(tmp_path: Path) -> None:
+    kill_anything(tmp_path, 50, seed=12)
 
 
 def test_a_signal_stops_within_seconds_and_resumes(tmp_path: Path, undisturbed: list[dict[str, object]]) -> None:
@@ -106,6 +163,18 @@ def test_the_deadline_stops_and_resumes(tmp_path: Path, undisturbed: list[dict[s
     night.script = {}
     assert night.run("--set", "run.deadline=null").returncode == 0
     assert night.export() == undisturbed
+
+
+def _worker_of(pid: int) -> int | None:
+    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False).stdout.split()
+    return int(found[0]) if found else None
+
+
+def _most_ends(night: ANight) -> int:
+    """How often the work that ended most often has ended."""
+    query = "SELECT max(ended) FROM (SELECT count(*) AS ended FROM attempts WHERE outcome = 'done' GROUP BY task_id, key)"
+    with closing(sqlite3.connect(night.directory / "ledger.sqlite")) as ledger:
+        return int(ledger.execute(query).fetchone()[0])
 
 
 def _done(night: ANight) -> int:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
+import signal
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tests.nights import ANight, documents, no_process_left
+from tests.nights import TASKS, ANight, documents, no_process_left
 
 CLEAN = documents(40, longest=6)
 
@@ -72,6 +77,69 @@ def test_failures_of_all_kinds_beside_each_other(tmp_path: Path, clean: list[dic
     errors = {str(row["id"]): str(row["topic_error"]) for row in rows if row["topic_error"]}
     assert "out_of_memory" in errors["memory"]
     assert "model_error" in errors["raises"]
+
+
+def counted(night: ANight, outcome: str) -> int:
+    with closing(sqlite3.connect(night.directory / "ledger.sqlite")) as ledger:
+        return int(ledger.execute("SELECT count(*) FROM attempts WHERE outcome = ?", (outcome,)).fetchone()[0])
+
+
+def test_a_document_that_kills_the_runner_is_quarantined_and_the_night_ends(tmp_path: Path, clean: list[dict[str, object]]) -> None:
+    night = ANight(tmp_path, poisoned(bad="POISON"), script={"runner_faults": [{"text": "POISON", "do": "segfault"}]})
+    codes = []
+    while not codes or codes[-1] < 0:
+        codes.append(night.run().returncode)
+        assert len(codes) < 10
+    assert codes[:-1] == [-signal.SIGSEGV] * (len(codes) - 1)
+    assert 3 <= len(codes) - 1 <= 6  # max_attempts for each of the two tasks
+    assert counted(night, "runner_died") == len(codes) - 1
+    rows = check(night, clean, {"bad": "quarantined"})
+    error = next(str(row["topic_error"]) for row in rows if row["id"] == "bad")
+    assert re.search(r"runner_died.*the runner itself died 3 times.*overnight reproduce ", error)
+
+
+@pytest.mark.full
+def test_a_document_that_kills_the_runner_goes_last(tmp_path: Path, clean: list[dict[str, object]]) -> None:
+    night = ANight(tmp_path, poisoned(bad="POISON"), script={"runner_faults": [{"text": "POISON", "do": "kill"}]})
+    for _ in range(2):
+        assert night.run().returncode == -signal.SIGKILL
+    counts = night.status()["tasks"]
+    assert counts["topic"]["done"] == len(CLEAN)  # the second start did all others first
+
+
+def test_a_document_that_keeps_the_runner_busy_fails_and_the_night_goes_on(tmp_path: Path, clean: list[dict[str, object]]) -> None:
+    night = ANight(
+        tmp_path, poisoned(bad="POISON"), script={"runner_faults": [{"text": "POISON", "do": "hang"}]},
+        extra={"engine": {"batch_rows": 4, "stall_seconds": 3}},
+    )  # fmt: skip
+    rows = check(night, clean, {"bad": "failed"})
+    assert "stalled" in next(str(row["topic_error"]) for row in rows if row["id"] == "bad")
+
+
+@pytest.mark.full
+def test_a_runner_that_cannot_be_interrupted_ends_itself_and_the_document_is_found(tmp_path: Path, clean: list[dict[str, object]]) -> None:
+    night = ANight(
+        tmp_path, poisoned(bad="POISON"), tasks=TASKS[:1], script={"runner_faults": [{"text": "POISON", "do": "stick"}]},
+        extra={"engine": {"batch_rows": 4, "stall_seconds": 2}, "run": {"directory": str(tmp_path / "run"), "max_attempts": 2}},
+    )  # fmt: skip
+    assert [night.run().returncode for _ in range(3)] == [75, 75, 3]
+    rows = night.export()
+    assert all(row["topic_status"] == "done" for row in rows if row["id"] != "bad")
+    assert next(row for row in rows if row["id"] == "bad")["topic_status"] == "quarantined"
+
+
+def test_the_command_that_is_told_shows_the_failure_again(tmp_path: Path, clean: list[dict[str, object]]) -> None:
+    night = ANight(tmp_path, poisoned(**{"it's bad": "POISON"}), script={"faults": [{"text": "POISON", "do": "segfault"}]})
+    rows = check(night, clean, {"it's bad": "quarantined"})
+    error = next(str(row["topic_error"]) for row in rows if row["id"] == "it's bad")
+    told = shlex.split(error[error.index("overnight reproduce") :])
+    again = night.command(*told[1:], "--json")
+    assert again.returncode == 3, again.stderr
+    facts = json.loads(again.stdout)
+    assert facts["status"]["documents"] == 1
+    assert facts["status"]["tasks"]["topic"]["quarantined"] == 1
+    assert Path(facts["run_directory"]).is_relative_to(night.directory)
+    assert night.export() == rows  # the run itself is as it was
 
 
 def test_a_worker_that_dies_once_costs_nothing(tmp_path: Path, clean: list[dict[str, object]]) -> None:

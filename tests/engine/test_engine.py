@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import gc
 import os
 import subprocess
@@ -173,6 +174,54 @@ def test_alone_then_smaller_passes_then_offloaded_then_on_disk(ask: Decode | Sco
         assert found.error is None
         assert found.token_ids == expected.token_ids
         assert found.scores == pytest.approx(expected.scores, abs=1e-4)
+
+
+def test_the_rung_that_held_is_told_and_remembered() -> None:
+    tried: list[str] = []
+
+    def disk_only(ids: torch.Tensor, mask: torch.Tensor, cache: Any) -> None:
+        tried.append(type(cache.layers[0]).__name__)
+        if not isinstance(cache.layers[0], DiskLayer) and mask.shape[1] >= 40:
+            exhaust_memory()
+
+    engine = engine_with(disk_only, dataclasses.replace(PLAN, prefill_chunk_tokens=64))
+    [first] = finished(engine, requests(ASK, (40,)))
+    assert first.notes == ("ran short of memory: read in smaller passes, its KV cache on disk",)
+    assert len(set(tried)) > 1
+    tried.clear()
+    [second] = finished(engine, requests(ASK, (44,)))
+    assert set(tried) == {"DiskLayer"}  # no time is lost on what did not do for a shorter one
+    assert second.placement == "disk"
+    [short] = finished(engine, requests(ASK, (20,)))
+    assert (short.placement, short.notes) == ("device", ())
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+def test_quantized_only_where_answers_may_change(allowed: bool) -> None:
+    def quantized_only(ids: torch.Tensor, mask: torch.Tensor, cache: Any) -> None:
+        if "Quantized" not in type(cache.layers[0]).__name__:
+            exhaust_memory()
+
+    engine = engine_with(quantized_only, dataclasses.replace(PLAN, lossy_last_resort=allowed))
+    [found] = finished(engine, requests(ASK, (40,)))
+    if allowed:
+        assert (found.placement, found.error) == ("quantized", None)
+        assert found.notes == ("ran short of memory: read in smaller passes, its KV cache quantized",)
+    else:
+        assert found.error is not None
+        assert found.error[0] == "out_of_memory"
+
+
+@pytest.mark.parametrize(("placement", "kind"), [("disk", "disk_full"), ("device", "out_of_memory")])
+def test_a_full_disk_is_not_the_documents_fault(placement: Any, kind: str) -> None:
+    def full(ids: torch.Tensor, mask: torch.Tensor, cache: Any) -> None:
+        if isinstance(cache.layers[0], DiskLayer):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        exhaust_memory()
+
+    [found] = finished(engine_with(full, dataclasses.replace(PLAN, placement=placement)), requests(ASK, (40,)))
+    assert found.error is not None
+    assert found.error[0] == kind
 
 
 def test_what_never_fits_is_a_record_and_the_others_go_on(plain: list[Generation]) -> None:

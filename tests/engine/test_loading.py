@@ -15,10 +15,12 @@ from transformers import AutoModelForCausalLM
 
 from pipeline.config import ModelConfig
 from pipeline.engine import numerics
+from pipeline.engine.decoders import open_decoder
 from pipeline.engine.loading import load_model
 from pipeline.engine.location import locate
 from pipeline.engine.numerics import resolve_attention, resolve_dtype
 from pipeline.errors import ConfigError
+from pipeline.records import Decode, Plan, Request
 from tests.engine.small_models import save_llama, save_mixtral
 
 IDS = torch.arange(300, 340).reshape(1, 40)
@@ -86,6 +88,32 @@ def test_disk_offload_computes_the_same(tmp_path: Path, tied: bool) -> None:
     assert "disk" in part.facts["device_map"].values()
     assert part.input_device == torch.device("cpu")
     assert torch.equal(logits(part.model), logits(whole.model))
+
+
+def test_a_dispatched_model_is_never_moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights on disk stay where the device map put them while an engine answers."""
+    folder = save_llama(tmp_path / "model")
+    allowed = load(folder, tmp_path / "a", quantization="none").facts["weights_bytes"] * 3 // 4
+    part = load(folder, tmp_path / "b", quantization="none", max_memory={"cpu": allowed})
+    before = {name: parameter.device.type for name, parameter in part.model.named_parameters()}
+    assert set(before.values()) == {"cpu", "meta"}  # some are on the disk
+    moved: list[str] = []
+    plain = torch.nn.Module.to
+
+    def to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        moved.append(type(self).__name__)
+        return plain(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.Module, "to", to)
+    plan = Plan("float32", "none", "device", "instructions_first", 256, 2, 1000, 64, 1)
+    engine, _ = open_decoder("overnight", part, plan, end_ids=[2], pad_id=0)
+    engine.admit([Request(1, (5, 6, 7, 8), Decode(3))])
+    done = []
+    while not engine.idle:
+        done += list(engine.step())
+    assert [generation.error for generation in done] == [None]
+    assert moved == []
+    assert {name: parameter.device.type for name, parameter in part.model.named_parameters()} == before
 
 
 def test_disk_offload_of_experts_that_change_form(tmp_path: Path) -> None:

@@ -30,14 +30,16 @@ class Driver:
     def answer(self, text: str, **fields: Any) -> Answer:
         work = self.task.work(Document("d", text, Origin("f", 1), fields))
         replies: list[Generation] | None = None
+        failed: DocumentFailed | None = None
         while True:
             try:
-                steps = next(work) if replies is None else work.send(replies)
+                steps = work.throw(failed) if failed else next(work) if replies is None else work.send(replies)
             except StopIteration as end:
                 answer: Answer = end.value
                 return answer
             self.asked += steps
             replies = [self._reply(step) or self._scripted(step) for step in steps]
+            failed = next((DocumentFailed(*reply.error) for reply in replies if reply.error), None)
 
     def _scripted(self, step: Step) -> Generation:
         self._engine.admit([Request(1, step.prompt.ids, step.ask)])

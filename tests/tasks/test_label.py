@@ -69,6 +69,18 @@ def test_fail_and_truncate_say_the_numbers(drive: Callable[..., Driver]) -> None
     assert answer.tokens_in + answer.tokens_dropped == len(text)
 
 
+def test_what_does_not_fit_in_memory_is_read_in_parts(drive: Callable[..., Driver]) -> None:
+    def scarce(step: Step) -> Generation | None:
+        return Generation(1, error=("out_of_memory", "no room")) if len(step.prompt.ids) > 350 else None
+
+    text = " ".join(f"word{number}" for number in range(60))
+    keys = {"kind": "label", "labels": ["world", "sports"], "instructions": "Which?"}
+    answer = drive(**keys, reply=scarce).answer(text)
+    assert answer.parts > 1 == drive(**keys).answer(text).parts
+    assert any("ran short of memory" in note for note in answer.notes)
+    assert drive(**keys, long_documents="fail", reply=scarce).failure(text).kind == "out_of_memory"
+
+
 def test_multi_asks_about_each_label(drive: Callable[..., Driver]) -> None:
     def reply(step: Step) -> Generation:
         return Generation(1, scores=(-1.0, -3.0) if step.name.endswith(("/b", "/c")) else (-3.0, -1.0))

@@ -96,6 +96,38 @@ def test_instructions_that_leave_no_room_fail(drive: Callable[..., Driver]) -> N
     assert "leave" in str(failure)
 
 
+def short_of_memory(most_tokens: int) -> Callable[[Step], Generation | None]:
+    error = ("out_of_memory", f"more than {most_tokens} tokens do not fit")
+    return lambda step: Generation(1, error=error) if len(step.prompt.ids) > most_tokens else None
+
+
+@pytest.mark.parametrize("policy", ["map_reduce", "refine"])
+def test_what_does_not_fit_in_memory_is_read_in_parts(drive: Callable[..., Driver], policy: str) -> None:
+    text = "".join(f"{number}. {SENTENCE}" for number in range(14))
+    keys = {"kind": "summarize", "instructions": "Sum up.", "max_output_tokens": 30, "long_documents": policy, "context_tokens": 1400}
+    whole = drive(**keys).answer(text)
+    assert whole.parts == 1
+    assert not whole.notes
+    driver = drive(**keys, reply=short_of_memory(700))
+    answer = driver.answer(text)
+    assert answer.parts > 1
+    assert answer.tokens_in >= whole.tokens_in
+    assert any("ran short of memory: read in parts" in note for note in answer.notes)
+    spans = sorted(step.span for step in driver.asked if step.span and len(step.prompt.ids) <= 700)
+    assert (spans[0][0], max(end for _, end in spans)) == (0, len(text))
+    assert answer == drive(**keys, reply=short_of_memory(700)).answer(text)  # a run that was cut short asks the same
+
+
+@pytest.mark.parametrize(("policy", "asked"), [("map_reduce", 3), ("fail", 1), ("truncate", 1)])
+def test_what_never_fits_in_memory_fails_with_the_models_words(drive: Callable[..., Driver], policy: str, asked: int) -> None:
+    driver = drive(kind="summarize", instructions="Sum up.", max_output_tokens=30, long_documents=policy, reply=short_of_memory(0))
+    failure = driver.failure(SENTENCE * 5)
+    assert failure.kind == "out_of_memory"
+    assert "more than 0 tokens do not fit" in str(failure)
+    assert len({step.name.split("/")[0] for step in driver.asked}) <= 2
+    assert len(driver.asked) >= asked
+
+
 @pytest.mark.parametrize("written", ["", "  \n", "<think>much thought</think>  "])
 def test_nothing_written_is_a_failure(drive: Callable[..., Driver], written: str) -> None:
     assert drive(kind="summarize", reply=says(written)).failure("A text.").kind == "empty_answer"

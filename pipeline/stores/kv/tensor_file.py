@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -130,13 +131,32 @@ def open_checked(files: Files, descriptor: int, header_bytes: int, header_checks
     header = bytearray(header_bytes)
     if files.read(descriptor, memoryview(header), 0) != header_bytes or checksum(memoryview(header)) != header_checksum:
         raise Damaged("a file's header has another checksum")
-    entries = json.loads(bytes(header[8:]))  # what we wrote, by its checksum
+    try:
+        layout, checksums = _parsed(bytes(header[8:]))
+        places = {part.name: (part, offset) for part, offset in layout.offsets()}
+        data_bytes = sum(part.size_bytes for part in layout.parts)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
+        # Not what we wrote, though its checksum fits: anybody can compute one.
+        raise Damaged(f"a file's header cannot be read ({type(error).__name__})") from None
+    if header_bytes + data_bytes > os.fstat(descriptor).st_size:
+        raise Damaged("a file is shorter than its header says")
+    return Opened(files, descriptor, layout, header_bytes, checksums, places)
+
+
+def _parsed(header: bytes) -> tuple[Layout, dict[str, str]]:
+    """The parts that a header lists and their checksums. Raises all kinds of errors for what is no header."""
+    entries = json.loads(header)
     about = entries.pop("__metadata__")
-    parts = tuple(Part(name, entry["dtype"], tuple(entry["shape"])) for name, entry in entries.items())
-    digits = about["checksums"]
+    parts = tuple(Part(name, entry["dtype"], tuple(map(_length, entry["shape"]))) for name, entry in entries.items())
+    digits = str(about["checksums"])
     checksums = {part.name: digits[number * _CHECKSUM_DIGITS : (number + 1) * _CHECKSUM_DIGITS] for number, part in enumerate(parts)}
-    layout = Layout(parts, json.loads(about["about"]))
-    return Opened(files, descriptor, layout, header_bytes, checksums, {part.name: (part, offset) for part, offset in layout.offsets()})
+    return Layout(parts, json.loads(about["about"])), checksums
+
+
+def _length(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise ValueError(f"{value!r} is not a length")
+    return value
 
 
 def check(files: Files, descriptor: int, header_bytes: int, header_checksum: str) -> None:
