@@ -10,7 +10,6 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -88,8 +87,11 @@ def parameters_on_meta() -> Iterator[None]:
         if kept is not None and kept.device.type != "meta":
             module._parameters[name] = torch.nn.Parameter(kept.to("meta"), requires_grad=False)  # noqa: SLF001
 
-    with mock.patch.object(torch.nn.Module, "register_parameter", on_meta):
+    torch.nn.Module.register_parameter = on_meta  # type: ignore[method-assign]  # put back below
+    try:
         yield
+    finally:
+        torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def _layers_path(model: Any, name: str) -> str:
