@@ -331,7 +331,7 @@ class EngineConfig(_Section):
     prefill_chunk_tokens: int | None = Field(None, ge=16)
     weights: Literal["auto", "resident", "streamed"] = Field(
         "auto",
-        description="resident: loaded whole, or offloaded by the library where they are not quantized; streamed: prepared once on the disk, "
+        description="resident: loaded whole, or offloaded by the library where not quantized; streamed: prepared once on the disk, "
         "and read layer by layer, each layer once for a whole batch; auto: streamed where quantized weights do not fit",
     )
     prepared_quota: ByteSize | None = Field(

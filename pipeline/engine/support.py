@@ -25,7 +25,8 @@ def sliding_window(config: Any) -> int | None:
 
 def spread(model: Any) -> str | None:
     """What to say of a model whose layers are on several devices, None of one that is in one place."""
-    return "it is spread over several devices" if len({parameter.device for parameter in model.parameters() if parameter.device.type != "meta"}) > 1 else None
+    devices = {parameter.device for parameter in model.parameters() if parameter.device.type != "meta"}  # streamed ones are nowhere yet
+    return "it is spread over several devices" if len(devices) > 1 else None
 
 
 def unsupported(model: Any, plan: Plan) -> str | None:

@@ -73,7 +73,9 @@ def test_packed_passes_on_streamed_weights(tmp_path: Path) -> None:
     torch.testing.assert_close(found, torch.tensor(scores), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("family", ["llama (GQA)", pytest.param("gpt2", marks=pytest.mark.full), pytest.param("mixtral (MoE)", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "family", ["llama (GQA)", pytest.param("gpt2", marks=pytest.mark.full), pytest.param("mixtral (MoE)", marks=pytest.mark.full)]
+)
 @pytest.mark.parametrize("quantization", ["nf4", "int8"])
 def test_quantized_as_resident(family: str, quantization: str, tmp_path: Path) -> None:
     """The same bits: one document at a time there is nothing to round differently."""

@@ -1,7 +1,7 @@
 """From the model's own files to one group of tensors as the model computes with them, by transformers' own loading.
 
-The library renames, merges (experts) and quantizes; here it is given the files' tensors of one layer at a time, so that no more than a layer
-is ever in memory, and every number is the one that loading the whole model would give.
+The library renames, merges (experts) and quantizes; here it is given the files' tensors of one layer at a time, so that no more than a
+layer is ever in memory, and every number is the one that loading the whole model would give.
 """
 
 from __future__ import annotations
@@ -69,7 +69,10 @@ class Conversion:
             weight_mapping=self._mapping,
         )
         report, _ = convert_and_load_state_dict_in_model(self.skeleton.model, dict(sources), settings)
-        wrong = [*report.conversion_errors.values(), *(f"{name} has shape {have}, not {want}" for name, have, want in report.mismatched_keys)]
+        wrong = [
+            *report.conversion_errors.values(),
+            *(f"{name} has shape {have}, not {want}" for name, have, want in report.mismatched_keys),
+        ]
         return f" ({' '.join(str(wrong[0]).split())})" if wrong else ""
 
     def _by_group(self, stored: Mapping[str, StoredTensor]) -> dict[str, dict[str, StoredTensor]]:

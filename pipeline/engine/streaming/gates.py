@@ -1,4 +1,4 @@
-"""Gates in a model: before a layer computes, its weights are there. Outside of lanes they are loaded at once; a lane waits for its sweep."""
+"""Gates in a model: before a layer computes, its weights are there. Outside of lanes they are loaded at once; a lane waits."""
 
 from __future__ import annotations
 

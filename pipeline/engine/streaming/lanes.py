@@ -1,8 +1,9 @@
 """Many micro-batches in one sweep: each runs the model's own forward in a lane of its own, and stops wherever weights are needed.
 
-A lane is a greenlet: one thread, one at a time, handed on where a lane stops at a gate. When all lanes of a sweep stand at a gate, it is opened
-once and all of them pass, one after another; so a layer is loaded once for all rows there are (Sheng et al., FlexGen, 2023), and what is inside
-of it (masks, rotary positions, caches, routing) stays the model's own code. A lane that begins its next pass waits for the next sweep.
+A lane is a greenlet: one thread, one at a time, handed on where a lane stops at a gate. When all lanes of a sweep stand at a gate, it is
+opened once and all of them pass, one after another; so a layer is loaded once for all rows there are (Sheng et al., FlexGen, 2023), and
+what is inside of it (masks, rotary positions, caches, routing) stays the model's own code. A lane that begins its next pass waits for the
+next sweep.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ class StreamedModel(LoadedModel):
 def why_streamed(config: Config, location: Location, dtype: str) -> str | None:
     """Why weights are to be streamed, as a sentence; None where they are to be loaded whole or offloaded by the library.
 
-    Quantized weights are streamed where they do not fit, because the library keeps them on the device or not at all. Plain ones are offloaded by
-    the library as long as the page cache can hold them, which is faster then: its pages are used where they lie.
+    Quantized weights are streamed where they do not fit, because the library keeps them on the device or not at all. Plain ones are
+    offloaded by the library as long as the page cache can hold them, which is faster then: its pages are used where they lie.
     """
     asked = config.engine.weights
     if asked == "resident":
@@ -60,9 +60,13 @@ def why_streamed(config: Config, location: Location, dtype: str) -> str | None:
 
 
 def open_streamed(
-    config: Config, location: Location, dtype: str, weights: Mapping[str, str], say: Callable[[str], None], reason: str
+    config: Config, location: Location, dtype: str, weights: Mapping[str, str], say: Callable[[str], None], reason: str,
+    *, most_resident: bool = True,
 ) -> StreamedModel:  # fmt: skip
-    """Prepare the weights if need be, and build the model around them. Raises ConfigError, DoesNotFit or StoppedEarly."""
+    """Prepare the weights if need be, and build the model around them. Without ``most_resident`` everything is read for each sweep.
+
+    Raises ConfigError, DoesNotFit or StoppedEarly.
+    """
     quiet_libraries()
     fetch_weights(location, say)
     started = time.monotonic()
@@ -72,7 +76,7 @@ def open_streamed(
         preparing_seconds = time.monotonic() - started
         skeleton = build_skeleton(config.model, location, dtype)
         require_plain_head(skeleton.model, config.model.id)
-        tiers = plan_tiers(skeleton, prepared.files, config.model.id, device_bytes, ram_bytes)
+        tiers = plan_tiers(skeleton, prepared.files, config.model.id, device_bytes, ram_bytes, most_resident=most_resident)
         plain_products(skeleton)
         say(f"streaming {config.model.id}: {tiers.describe(device.type)} ({reason})")
         streamed = StreamedWeights(skeleton, prepared, tiers, device)

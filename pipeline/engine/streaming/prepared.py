@@ -1,7 +1,7 @@
 """Weights prepared once: a folder of block files beside the model cache, made group by group, whole or resumable at any moment.
 
-A file appears by a rename and then counts by an entry in the manifest, which is replaced as a whole. What a killed preparation left is used by
-the next one; a file whose bytes have changed is made again from the model's own files.
+A file appears by a rename and then counts by an entry in the manifest, which is replaced as a whole. What a killed preparation left is
+used by the next one; a file whose bytes have changed is made again from the model's own files.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Prepared:
         by_rows = len(tensors) == 1 and self._goes_by_rows(group)
         path = self.folder / f"{'rows' if by_rows else 'part'}-{digest(group)[:12]}.safetensors"
         if by_rows:
-            (name, tensor), = tensors.items()
+            ((name, tensor),) = tensors.items()
             pieces = list(_row_pieces(name, tensor))
             self.files[group] = write_blocks(path, [piece[0] for piece in pieces], (tensor[begin:end] for _, begin, end in pieces))
         else:
@@ -180,7 +180,9 @@ def _row_pieces(name: str, tensor: torch.Tensor) -> Iterator[tuple[Described, in
 def prepare(wanted: Wanted, say: Callable[[str], None], quota_bytes: int | None = None) -> Prepared:
     """Prepared weights, made now as far as they are missing. One process at a time makes them; others wait.
 
-    ``quota_bytes`` bounds what prepared weights of all models take; those used longest ago go first. Raises ConfigError, DoesNotFit, StoppedEarly.
+    ``quota_bytes`` bounds what prepared weights of all models take; those used longest ago go first.
+
+    Raises ConfigError, DoesNotFit or StoppedEarly.
     """
     root = cache_folder() / "prepared"
     folder = root / wanted.key

@@ -60,9 +60,7 @@ def build_skeleton(config: ModelConfig, location: Location, dtype: str) -> Skele
         with parameters_on_meta():
             build: Any = AutoModelForCausalLM.from_config  # its signature has no types
             attention = resolve_attention(config.attention, location, config)
-            model = build(
-                built, dtype=torch_dtype(dtype), trust_remote_code=config.trust_remote_code, attn_implementation=attention
-            ).eval()  # fmt: skip
+            model = build(built, dtype=torch_dtype(dtype), trust_remote_code=config.trust_remote_code, attn_implementation=attention)
     except (ValueError, ImportError, AttributeError, TypeError, KeyError) as error:
         raise ConfigError(f"model.id {config.id} cannot be built as a language model: {' '.join(str(error).split())}") from error
     quantizer = None
@@ -71,6 +69,7 @@ def build_skeleton(config: ModelConfig, location: Location, dtype: str) -> Skele
         quantizer = AutoHfQuantizer.from_config(wanted, pre_quantized=False)
         with torch.device("meta"):
             quantizer.preprocess_model(model=model, dtype=torch_dtype(dtype), device_map={"": "cpu"}, checkpoint_files=[])
+    model.eval()
     skeleton = Skeleton(model, _layers_path(model, config.id), quantizer)
     skeleton.tensors = _grouped(skeleton)
     return skeleton
@@ -110,7 +109,11 @@ def _layers_path(model: Any, name: str) -> str:
 def _grouped(skeleton: Skeleton) -> dict[str, str]:
     """Group of each parameter and stored buffer; a tied one is listed under its first name only."""
     prefix, groups, seen = f"{skeleton.layers_path}.", {}, set()
-    unsaved = {f"{path}.{name}".lstrip(".") for path, module in skeleton.model.named_modules() for name in module._non_persistent_buffers_set}  # noqa: SLF001
+    unsaved = {
+        f"{path}.{name}".lstrip(".")
+        for path, module in skeleton.model.named_modules()
+        for name in module._non_persistent_buffers_set  # noqa: SLF001  # there is no other way to ask
+    }
     tied = set(skeleton.model.all_tied_weights_keys)
     named = [*skeleton.model.named_parameters(remove_duplicate=False), *skeleton.model.named_buffers()]
     for name, tensor in named:

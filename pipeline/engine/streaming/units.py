@@ -69,7 +69,13 @@ class Tiers:
 
 
 def plan_tiers(
-    skeleton: Skeleton, files: Mapping[str, Sequence[Block]], name: str, device_bytes: int, ram_bytes: int = 0, *, most_resident: bool = True
+    skeleton: Skeleton,
+    files: Mapping[str, Sequence[Block]],
+    name: str,
+    device_bytes: int,
+    ram_bytes: int = 0,
+    *,
+    most_resident: bool = True,
 ) -> Tiers:
     """Layers as units where they fit into ``device_bytes``, else modules; as many as possible stay, in RAM the next ones, the rest on disk.
 
@@ -89,8 +95,8 @@ def plan_tiers(
             room = (device_bytes - needed, ram_bytes) if most_resident else (0, 0)
             return Tiers(grain, tuple(units), _placed(units, *room), tuple(small), 2 * largest + plain)  # type: ignore[arg-type]
     raise DoesNotFit(
-        f"streaming {name} needs {size(needed)} for the largest of its matrices, the next one on its way and what lies outside of its layers, and "
-        f"model.max_memory or what is free allows {size(device_bytes)}; raise it, or use a smaller model"
+        f"streaming {name} needs {size(needed)} for the largest of its matrices, the next one on its way and what lies outside of "
+        f"its layers, and model.max_memory or what is free allows {size(device_bytes)}; raise it, or use a smaller model"
     )
 
 

@@ -1,7 +1,7 @@
 """The weights of a streamed model while it runs: one unit at a time is in its modules, the next is on its way.
 
-One thread reads. On a graphics card it reads into pinned memory and copies on a stream of its own; the computing stream waits for the copy's
-event, not for the thread. Storage is used again and again: nothing is allocated in the middle of a sweep.
+One thread reads. On a graphics card it reads into pinned memory and copies on a stream of its own; the computing stream waits for the
+copy's event, not for the thread. Storage is used again and again: nothing is allocated in the middle of a sweep.
 """
 
 from __future__ import annotations
@@ -92,6 +92,11 @@ class StreamedWeights:
         self.sweeps += 1
         return outputs
 
+    def settle(self) -> None:
+        """Wait for what is on its way."""
+        for pending in self._pending.values():
+            pending.exception()
+
     def close(self) -> None:
         """Take weights out of the modules and end the reader."""
         self._close()
@@ -118,12 +123,11 @@ class StreamedWeights:
         return near
 
     def _arrived(self, index: int) -> _Tensors:
-        pending = self._pending.pop(index, None) or self._start(index)
         try:
-            host, near, event = pending.result()
+            host, near, event = self._fetched(index)
         except Damaged as damage:
             self._rebuild(damage)
-            host, near, event = self._start(index).result()
+            host, near, event = self._fetched(index)
         if event is not None:
             stream = torch.cuda.current_stream(self.device)
             stream.wait_event(event)
@@ -131,6 +135,11 @@ class StreamedWeights:
                 tensor.record_stream(stream)
         self._slab = (host, event)
         return near
+
+    def _fetched(self, index: int) -> tuple[_Tensors, _Tensors, Any]:
+        if index not in self._pending:
+            self._start(index)
+        return self._pending.pop(index).result()
 
     def _rebuild(self, damage: Damaged) -> None:
         self.files.close(damage.file)
@@ -153,13 +162,12 @@ class StreamedWeights:
         if following != index and self.tiers.tiers[following] != "device" and following not in self._pending:
             self._start(following)
 
-    def _start(self, index: int) -> Future[tuple[_Tensors, _Tensors, Any]]:
+    def _start(self, index: int) -> None:
         for other in [other for other in self._pending if other != index]:
             host, _, event = self._settled(other)
             if host:
                 self._give_back(host, event)  # it was expected next and was not
-        pending = self._pending[index] = self._reader.submit(self._fetch, index)
-        return pending
+        self._pending[index] = self._reader.submit(self._fetch, index)
 
     def _settled(self, index: int) -> tuple[_Tensors, _Tensors, Any]:
         try:

@@ -180,7 +180,7 @@ def test_no_room_on_the_disk_is_said_before(folder: Path, monkeypatch: pytest.Mo
         free = 1000
 
     monkeypatch.setattr(module.shutil, "disk_usage", lambda _: Full)
-    with pytest.raises(DoesNotFit, match="prepared weights of .* take about .* are free there"):
+    with pytest.raises(DoesNotFit, match=r"prepared weights of .* take about .* are free there"):
         prepare(wanted(folder), lambda _: None)
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from pipeline.engine.base import Listener
-from pipeline.engine.streaming.opening import why_streamed
 from pipeline.engine.location import locate
+from pipeline.engine.streaming.opening import why_streamed
 from pipeline.errors import DoesNotFit
 from pipeline.records import Decode, Plan, Request, Score
 from tests.engine.small_models import save_llama
@@ -56,11 +56,11 @@ def test_what_is_allowed_to_stay_is_not_read_again(folder: Path) -> None:
     everything = opened(folder, "nf4", 10**9)
     answers(engine_on(everything, PLAN), requests(3))
     assert everything.gates.weights.files.read_bytes == everything.gates.weights.tiers.sweep_bytes == 0
-    tight = opened(folder, "none", 900_000)
+    tight = opened(folder, "none", 750_000)
     tiers = tight.gates.weights.tiers
     assert tiers.grain == "layer"
     assert set(tiers.tiers) == {"device", "disk"}
-    assert tiers.bytes_in("device") + tiers.working_bytes <= 900_000
+    assert tiers.bytes_in("device") + tiers.working_bytes <= 750_000
     answers(engine_on(tight, PLAN), requests(3))
     tight.gates.weights.settle()
     ahead = max(unit.bytes for unit in tiers.units)
@@ -70,10 +70,10 @@ def test_what_is_allowed_to_stay_is_not_read_again(folder: Path) -> None:
 def test_where_a_layer_is_too_much_its_modules_come_one_by_one(tmp_path: Path) -> None:
     folder = save_llama(tmp_path / "wide", hidden_size=256, intermediate_size=512)
     whole = opened(folder, "nf4", 10**9)
-    part = opened(folder, "nf4", 1_000_000)
+    part = opened(folder, "nf4", 2_400_000)
     assert (whole.gates.weights.tiers.grain, part.gates.weights.tiers.grain) == ("layer", "module")
     tiers = part.gates.weights.tiers
-    assert tiers.bytes_in("device") + tiers.working_bytes <= 1_000_000
+    assert tiers.bytes_in("device") + tiers.working_bytes <= 2_400_000
     texts = [[generation.token_ids for generation in answers(engine_on(loaded, PLAN), requests(7))] for loaded in (whole, part)]
     assert texts[0] == texts[1]
     assert set(part.gates.weights.dequantized.values()) == {6}
@@ -92,7 +92,9 @@ def test_rows_come_and_go_between_sweeps(folder: Path) -> None:
     done = answers(engine, asked)
     assert [generation.token_ids for generation in done] == alone
     assert max(generation.batch_rows for generation in done) == 2
-    assert loaded.gates.weights.sweeps - before < sum(request.ask.max_new_tokens for request in asked if isinstance(request.ask, Decode)) / 3
+    assert (
+        loaded.gates.weights.sweeps - before < sum(request.ask.max_new_tokens for request in asked if isinstance(request.ask, Decode)) / 3
+    )
     assert all(generation.seconds > 0 for generation in done)
 
 
@@ -171,8 +173,7 @@ def test_an_engine_that_is_stopped_in_the_middle_leaves_the_model_whole(folder: 
     engine.listener = Impatient()
     engine.admit(requests(6))
     with pytest.raises(Stop):
-        while not engine.idle:
-            engine.step()
+        list(iter(engine.step, ()))
     assert [generation.token_ids for generation in answers(engine_on(loaded, PLAN), requests(6))] == expected
 
 
@@ -194,7 +195,7 @@ def test_when_weights_are_streamed(folder: Path) -> None:
         return why_streamed(config, locate(config.model), "float32")
 
     assert reason("nf4", 10**9, "auto") is None
-    assert "only streaming keeps them quantized" in str(reason("nf4", 350_000, "auto"))
+    assert "only streaming keeps them quantized" in str(reason("nf4", 300_000, "auto"))
     assert reason("none", 600_000, "auto") is None  # the page cache holds them: plain offload is faster
-    assert reason("nf4", 350_000, "resident") is None
+    assert reason("nf4", 300_000, "resident") is None
     assert reason("none", 10**9, "streamed") == "weights are streamed, as configured"
