@@ -109,7 +109,7 @@ def _bytes_of(dtype: torch.dtype, shape: Sequence[int]) -> int:
 def memory(tensor: torch.Tensor) -> memoryview:
     """The bytes of a contiguous CPU tensor."""
     flat = tensor.reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy()).cast("B") if flat.numel() else memoryview(b"")
+    return memoryview(flat.view(torch.uint8).numpy().data).cast("B") if flat.numel() else memoryview(b"")
 
 
 def forget(file: int, offset: int = 0, size: int = 0) -> None:

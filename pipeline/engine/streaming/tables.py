@@ -46,7 +46,7 @@ def place_tables(model: Any, files: BlockFiles, stored: Mapping[str, Sequence[Bl
         table = RowTable(files, blocks)
         if len(inspect.signature(type(module).forward).parameters) == 2:  # self and ids
             module.padding_idx = None  # it matters for gradients only, and is no row of the few that are there
-            module.forward = _gathering(module, table, device)  # type: ignore[method-assign]  # an attribute of this one module
+            module.forward = _gathering(module, table, device)  # type: ignore[assignment, method-assign]  # an attribute of this one module
         else:
             module._parameters["weight"] = table.whole().to(device)  # type: ignore[assignment]  # noqa: SLF001  # no checks wanted
             loaded += module.weight.numel() * module.weight.element_size()

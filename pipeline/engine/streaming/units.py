@@ -137,7 +137,8 @@ def _units(skeleton: Skeleton, files: Mapping[str, Sequence[Block]], grain: Grai
             continue
         path = f"{prefix}.{int(group.removeprefix('layer-'))}"
         for module, members in ({path: list(blocks)} if grain == "layer" else _by_module(skeleton.model, blocks)).items():
-            if sum(block.bytes for block in members) < _SMALL_BYTES and grain == "module":
+            quantized = any(block.name.endswith((".absmax", ".SCB")) for block in members)
+            if grain == "module" and not quantized and sum(block.bytes for block in members) < _SMALL_BYTES:
                 small += members
             else:
                 units.append(Unit(module, tuple(members), _plain_bytes(skeleton.model, members)))

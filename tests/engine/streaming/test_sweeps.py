@@ -56,11 +56,11 @@ def test_what_is_allowed_to_stay_is_not_read_again(folder: Path) -> None:
     everything = opened(folder, "nf4", 10**9)
     answers(engine_on(everything, PLAN), requests(3))
     assert everything.gates.weights.files.read_bytes == everything.gates.weights.tiers.sweep_bytes == 0
-    tight = opened(folder, "none", 750_000)
+    tight = opened(folder, "none", 650_000)
     tiers = tight.gates.weights.tiers
     assert tiers.grain == "layer"
     assert set(tiers.tiers) == {"device", "disk"}
-    assert tiers.bytes_in("device") + tiers.working_bytes <= 750_000
+    assert tiers.bytes_in("device") + tiers.working_bytes <= 650_000
     answers(engine_on(tight, PLAN), requests(3))
     tight.gates.weights.settle()
     ahead = max(unit.bytes for unit in tiers.units)
