@@ -1,6 +1,7 @@
 """A Llama-shaped model of 1.1 billion parameters with seeded random weights, written layer by layer; and a process that runs it streamed.
 
-As a script: ``python -m tests.engine.streaming.large_model MODEL RESULT GRAIN_BYTES ROWS NEW_TOKENS``; waits for a line before it opens the model.
+As a script: ``python -m tests.engine.streaming.large_model MODEL RESULT ALLOWED_BYTES ROWS NEW_TOKENS``; waits for a line first. With 0
+bytes allowed, everything is read for each sweep.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from pipeline.engine.memory import peak_resident_bytes
+from pipeline.engine.quiet import import_bitsandbytes
 from pipeline.engine.streaming.blocks import write_blocks
 from pipeline.records import Decode, Plan, Request
 from tests.engine.streaming.opened import answers, engine_on, opened
@@ -72,6 +74,10 @@ def plan(rows: int) -> Plan:
 
 
 def main(folder: str, result: str, allowed: str, rows: str, new_tokens: str, quantization: str = "nf4") -> None:
+    from transformers.models.llama import modeling_llama  # noqa: F401  # belongs to the bare process
+
+    import_bitsandbytes()
+    bare_bytes = peak_resident_bytes()
     sys.stdin.readline()
     loaded = opened(Path(folder), quantization, int(allowed) or None)
     weights = loaded.gates.weights
@@ -86,6 +92,8 @@ def main(folder: str, result: str, allowed: str, rows: str, new_tokens: str, qua
         "tokens": [list(generation.token_ids) for generation in done], "seconds": seconds, "sweeps": weights.sweeps - sweeps,
         "read_bytes": weights.files.read_bytes - read, "sweep_bytes": weights.tiers.sweep_bytes, "grain": weights.tiers.grain,
         "dequantized": max(weights.dequantized.values(), default=0), "all_sweeps": weights.sweeps, "peak_bytes": peak_resident_bytes(),
+        "bare_bytes": bare_bytes,
+        "peak_load_bytes": loaded.facts["peak_load_bytes"],
         "preparing_seconds": loaded.facts["preparing_seconds"], "working_bytes": weights.tiers.working_bytes,
         "tokens_per_second": int(rows) * int(new_tokens) / seconds,
     }  # fmt: skip
