@@ -6,6 +6,7 @@ layer is ever in memory, and every number is the one that loading the whole mode
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from pipeline.config import ModelConfig
 from pipeline.engine.location import Location, weight_files
 from pipeline.engine.numerics import torch_dtype
+from pipeline.engine.streaming.numbers4 import quantizing_in_pieces
 from pipeline.engine.streaming.shards import StoredTensor, stored_tensors
 from pipeline.engine.streaming.skeleton import Skeleton, build_skeleton
 from pipeline.errors import ConfigError
@@ -68,7 +70,9 @@ class Conversion:
             hf_quantizer=self.skeleton.quantizer,
             weight_mapping=self._mapping,
         )
-        report, _ = convert_and_load_state_dict_in_model(self.skeleton.model, dict(sources), settings)
+        in_pieces = quantizing_in_pieces() if self.skeleton.quantizer is not None else contextlib.nullcontext()
+        with in_pieces:
+            report, _ = convert_and_load_state_dict_in_model(self.skeleton.model, dict(sources), settings)
         wrong = [
             *report.conversion_errors.values(),
             *(f"{name} has shape {have}, not {want}" for name, have, want in report.mismatched_keys),

@@ -1,8 +1,13 @@
-"""Weights in 4 bits to plain numbers, into storage that is used again: the same bits as bitsandbytes gives."""
+"""Weights in 4 bits to plain numbers, into storage that is used again, and back: the same bits as bitsandbytes gives, in little memory.
+
+One exception: bitsandbytes 0.50 on a processor gives wrong numbers for matrices whose rows are no multiple of a block (64) long, such as
+64 x 96; its kernel looks for scales row by row where they lie through the whole matrix. Here they are right.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -30,11 +35,19 @@ def dequantize(packed: torch.Tensor, state: Any, out: torch.Tensor) -> None:
     functional = import_bitsandbytes().functional
     if out.device.type == "cuda":
         functional.dequantize_4bit(packed, state, out=out)
-    elif out.dtype != torch.float32 or state.blocksize % 2 or out.shape[-1] % 2 or out.numel() % state.blocksize:
+        return
+    block, size = int(state.blocksize), out.numel()
+    if out.dtype != torch.float32 and out.shape[-1] % block == 0:
         out.copy_(functional.dequantize_4bit(packed, state))
-    else:
-        scales = functional.dequantize_blockwise(state.absmax, state.state2) + state.offset if state.nested else state.absmax
-        _look_up(packed.reshape(-1), scales.float(), state.code.float(), int(state.blocksize), out)
+        return
+    scales = functional.dequantize_blockwise(state.absmax, state.state2) + state.offset if state.nested else state.absmax
+    whole = out.dtype == torch.float32 and size % block == 0
+    plain = out if whole else torch.empty(-(-size // block) * block)
+    bytes_ = packed.reshape(-1)
+    padded = torch.nn.functional.pad(bytes_, (0, plain.numel() // 2 - len(bytes_)))
+    _look_up(padded, scales.float(), state.code.float(), block, plain)
+    if not whole:
+        out.copy_(plain[:size].view(out.shape))
 
 
 def _look_up(packed: torch.Tensor, scales: torch.Tensor, code: torch.Tensor, block: int, out: torch.Tensor) -> None:
@@ -48,3 +61,33 @@ def _look_up(packed: torch.Tensor, scales: torch.Tensor, code: torch.Tensor, blo
         torch.index_select(pairs, 0, piece.int(), out=into.view(torch.float64))
         first = 2 * begin // block
         into.view(-1, block).mul_(scales[first : first + len(into) // block, None])
+
+
+@contextlib.contextmanager
+def quantizing_in_pieces(values: int = 2**20) -> Iterator[None]:
+    """Inside, bitsandbytes quantizes to 4 bits so many values at a time on a processor, where it takes many times the matrix at once."""
+    functional = import_bitsandbytes().functional
+    whole = functional.quantize_4bit
+
+    def in_pieces(matrix: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        settings = dict(zip(("absmax", "out"), args, strict=False)) | kwargs
+        block = settings.get("blocksize") or 64
+        step = values // block * block
+        if matrix.device.type != "cpu" or matrix.numel() <= step or matrix.numel() % block or settings.get("absmax") is not None:
+            return whole(matrix, *args, **kwargs)
+        flat = matrix.reshape(-1)
+        once = {**settings, "compress_statistics": False}
+        parts = [whole(flat[begin : begin + step], **once) for begin in range(0, len(flat), step)]
+        packed, state = torch.cat([part[0] for part in parts]), parts[0][1]
+        state.absmax, state.shape = torch.cat([part[1].absmax for part in parts]), matrix.shape
+        if settings.get("compress_statistics"):
+            state.offset = state.absmax.mean()
+            state.absmax, state.state2 = functional.quantize_blockwise(state.absmax - state.offset, blocksize=256)
+            state.nested = True
+        return packed, state
+
+    functional.quantize_4bit = in_pieces
+    try:
+        yield
+    finally:
+        functional.quantize_4bit = whole

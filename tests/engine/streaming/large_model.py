@@ -6,6 +6,7 @@ bytes allowed, everything is read for each sweep.
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
@@ -82,6 +83,15 @@ def main(folder: str, result: str, allowed: str, rows: str, new_tokens: str, qua
     loaded = opened(Path(folder), quantization, int(allowed) or None)
     weights = loaded.gates.weights
     engine = engine_on(loaded, plan(int(rows)), lane_rows=32)
+    ends = [0.0]
+    head = weights.head
+
+    def timed(*args: Any) -> list[torch.Tensor]:
+        products = head(*args)
+        ends.append(time.perf_counter())
+        return products
+
+    weights.head = timed  # type: ignore[method-assign]  # of this one object
     answers(engine, [Request(10**6, (5, 6), Decode(1))])
     weights.settle()
     sweeps, read, started = weights.sweeps, weights.files.read_bytes, time.perf_counter()
@@ -95,6 +105,7 @@ def main(folder: str, result: str, allowed: str, rows: str, new_tokens: str, qua
         "bare_bytes": bare_bytes,
         "peak_load_bytes": loaded.facts["peak_load_bytes"],
         "preparing_seconds": loaded.facts["preparing_seconds"], "working_bytes": weights.tiers.working_bytes,
+        "sweep_seconds": [round(end - begin, 3) for begin, end in itertools.pairwise(ends[1:])],
         "tokens_per_second": int(rows) * int(new_tokens) / seconds,
     }  # fmt: skip
     Path(result).write_text(json.dumps(facts))

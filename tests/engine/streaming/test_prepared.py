@@ -15,7 +15,7 @@ from pipeline.engine.identity import weights_identity
 from pipeline.engine.location import locate
 from pipeline.engine.quiet import import_bitsandbytes
 from pipeline.engine.streaming import prepared as module
-from pipeline.engine.streaming.numbers4 import dequantize
+from pipeline.engine.streaming.numbers4 import dequantize, quantizing_in_pieces
 from pipeline.engine.streaming.prepared import Prepared, Wanted, keep_within, prepare
 from pipeline.errors import ConfigError, DoesNotFit
 from tests.engine.small_models import save_llama
@@ -57,7 +57,7 @@ def test_files_are_safetensors_with_the_library_s_numbers(folder: Path) -> None:
     assert torch.equal(torch.cat(list(rows[0].values())), load_file(folder / "model.safetensors")["lm_head.weight"])
 
 
-@pytest.mark.parametrize("shape", [(64, 128), (33, 64), (1, 128), (3, 100), (5, 7)])
+@pytest.mark.parametrize("shape", [(64, 128), (33, 64), (1, 128), (5, 192)])
 @pytest.mark.parametrize("nested", [True, False])
 def test_dequantized_bits_are_the_library_s(shape: tuple[int, int], nested: bool) -> None:
     functional = import_bitsandbytes().functional
@@ -67,6 +67,33 @@ def test_dequantized_bits_are_the_library_s(shape: tuple[int, int], nested: bool
         out = torch.empty(shape, dtype=dtype)
         dequantize(packed, state, out)
         assert torch.equal(out, functional.dequantize_4bit(packed, state))
+
+
+@pytest.mark.parametrize("shape", [(64, 96), (3, 100), (5, 7), (2, 32), (1, 65)])
+def test_rows_that_are_no_multiple_of_a_block_are_right_where_the_library_errs(shape: tuple[int, int]) -> None:
+    functional = import_bitsandbytes().functional
+    weight = torch.randn(shape)
+    packed, state = functional.quantize_4bit(weight, quant_type="nf4", compress_statistics=False)
+    nibbles = torch.stack([packed.view(-1) >> 4, packed.view(-1) & 15], dim=1).view(-1)[: weight.numel()].long()
+    expected = (state.code[nibbles] * state.absmax.repeat_interleave(64)[: weight.numel()]).view(shape)
+    for dtype in (torch.float32, torch.bfloat16):
+        out = torch.empty(shape, dtype=dtype)
+        dequantize(packed, state, out)
+        assert torch.equal(out, expected.to(dtype))
+    assert float((expected - weight).abs().max()) < 0.2 * float(weight.abs().max())
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_quantizing_in_pieces_gives_the_same_bits(nested: bool) -> None:
+    functional = import_bitsandbytes().functional
+    weight = torch.randn(96, 320) * torch.linspace(0.1, 3, 96)[:, None]
+    packed, state = functional.quantize_4bit(weight, blocksize=64, quant_type="nf4", compress_statistics=nested)
+    with quantizing_in_pieces(1000):
+        again, its = functional.quantize_4bit(weight, blocksize=64, quant_type="nf4", compress_statistics=nested)
+    assert torch.equal(packed, again)
+    one, other = state.as_dict(packed=True), its.as_dict(packed=True)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[key], other[key]) for key in one)
 
 
 def test_it_is_made_once(folder: Path) -> None:
