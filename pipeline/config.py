@@ -344,6 +344,14 @@ class EngineConfig(_Section):
     batch_rows: int | None = Field(None, ge=1, description="rows a batch; null: from memory")
     batch_tokens: int | None = Field(None, ge=128, description="rows x longest row of a batch; null: from memory")
     prefill_chunk_tokens: int | None = Field(None, ge=16)
+    weights: Literal["auto", "resident", "streamed"] = Field(
+        "auto",
+        description="resident: loaded whole, or offloaded by the library where not quantized; streamed: prepared once on the disk, "
+        "and read layer by layer, each layer once for a whole batch; auto: streamed where quantized weights do not fit",
+    )
+    prepared_quota: ByteSize | None = Field(
+        None, description="the most bytes that prepared weights of all models may take; those used longest ago are removed"
+    )
     threads: int | None = Field(None, ge=1, description="CPU threads of the model; null: the cores that exist")
     stall_seconds: float = Field(1800, gt=0, description="a worker silent for longer is taken for hung and restarted")
 

@@ -17,9 +17,10 @@ from pipeline.engine.contest import Contest
 from pipeline.engine.decoders import open_decoder
 from pipeline.engine.disk_cache import DiskLayer
 from pipeline.engine.identity import tokenizer_identity, weights_identity
-from pipeline.engine.loading import load_model
+from pipeline.engine.loading import LoadedModel, load_model
 from pipeline.engine.location import Location, locate
 from pipeline.engine.numerics import architecture, resolve_attention, resolve_dtype
+from pipeline.engine.streaming.opening import open_streamed, why_streamed
 from pipeline.engine.tokenizer import ChatTokenizer, load_tokenizer
 from pipeline.records import Plan
 
@@ -72,13 +73,19 @@ class TransformersBackend:
         """Load the weights; the decoder asked for where it is for this model, else static batches, with the reason."""
         if plan.threads is not None:
             torch.set_num_threads(plan.threads)
-        loaded = load_model(self._config.model, plan.dtype, offload_folder, say, self._location)
+        loaded = self._load(plan, offload_folder, say)
         tokenizer = self._tokenizer
         DiskLayer.folder = offload_folder / "kv"
         name = chosen_decoder(self._config, plan.dtype, device_name(loaded.input_device))
         self._caches, told = open_caches(self._config, plan, loaded, self._weights, say)
         engine, kind = open_decoder(name, loaded, plan, end_ids=tokenizer.end_ids, pad_id=tokenizer.pad_id, caches=self._caches)
         return engine, {**loaded.facts, "engine": kind, "kv_store": told}
+
+    def _load(self, plan: Plan, offload_folder: Path, say: Callable[[str], None]) -> LoadedModel:
+        reason = why_streamed(self._config, self._location, plan.dtype)
+        if reason is not None:
+            return open_streamed(self._config, self._location, plan.dtype, self._weights, say, reason)
+        return load_model(self._config.model, plan.dtype, offload_folder, say, self._location)
 
     def store_facts(self, *, close: bool = False) -> Mapping[str, Any]:
         """What became of persisted caches so far; with ``close`` after the last of them is written."""
@@ -90,7 +97,7 @@ class TransformersBackend:
         """Load the weights for a comparison of decoders. ``to_the_end``: end tokens are tokens like others."""
         if plan.threads is not None:
             torch.set_num_threads(plan.threads)
-        loaded = load_model(self._config.model, plan.dtype, offload_folder, say, self._location)
+        loaded = self._load(plan, offload_folder, say)
         DiskLayer.folder = offload_folder / "kv"
         end_ids = () if to_the_end else self._tokenizer.end_ids
         return Contest(loaded, plan, end_ids=end_ids, pad_id=self._tokenizer.pad_id)

@@ -21,7 +21,7 @@ from pipeline.engine.base import Listener
 from pipeline.engine.documents import Documents, document_of
 from pipeline.engine.engine import ModelEngine, free_memory, is_out_of_memory
 from pipeline.engine.features import packed, watched
-from pipeline.engine.forward import attend_by
+from pipeline.engine.forward import attend_by, input_device
 from pipeline.engine.generate import Output
 from pipeline.engine.packed import Feed, PackedModel, Row
 from pipeline.engine.reuse import Reuse
@@ -77,7 +77,7 @@ class ContinuousEngine:
         self._static = static
         self._window = window
         self._model = model
-        self._packed = PackedModel(model, model.get_input_embeddings().weight.device)
+        self._packed = PackedModel(model, input_device(model))
         self._plain_attention = model.config._attn_implementation  # noqa: SLF001  # the setting has no public reader
         self._documents = Documents(self._packed, plan, reuse)
         self._texts = Texts(reuse)

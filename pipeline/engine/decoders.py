@@ -14,11 +14,13 @@ from pipeline.engine.base import Engine
 from pipeline.engine.caches import Caches
 from pipeline.engine.choice import Decoder
 from pipeline.engine.continuous import ContinuousEngine
-from pipeline.engine.engine import is_quantizable
+from pipeline.engine.engine import ModelEngine, is_quantizable
 from pipeline.engine.forward import Forward, attention_as
 from pipeline.engine.library import LibraryEngine, PlainEngine, disagreement
 from pipeline.engine.loading import LoadedModel
 from pipeline.engine.stages import REUSABLE, Stages, not_reusable
+from pipeline.engine.streaming.engine import StreamedEngine
+from pipeline.engine.streaming.opening import StreamedModel
 from pipeline.engine.support import sliding_window, spread, unsupported
 from pipeline.errors import ConfigError
 from pipeline.records import Plan
@@ -38,6 +40,8 @@ def open_decoder(
     if plan.placement == "quantized":
         _require_quantizable(loaded)
     attention = str(loaded.facts["attention"])
+    if isinstance(loaded, StreamedModel):
+        return _streamed(name, loaded, plan, end_ids, pad_id, caches, attention)
     static = PlainEngine(loaded.model, plan, end_ids=end_ids, pad_id=pad_id, attention=attention)
     _prepare_stages(static, loaded, plan, caches, attention)
     if plan.placement != "device":
@@ -48,6 +52,22 @@ def open_decoder(
         if name == "overnight":
             return _overnight(loaded, plan, end_ids, static, caches)
         return _library(name, loaded, plan, end_ids, pad_id, static, attention)
+
+
+def _streamed(
+    name: Decoder | Literal["static"], loaded: StreamedModel, plan: Plan, end_ids: Sequence[int], pad_id: int, caches: Caches | None,
+    attention: str,
+) -> tuple[Engine, str]:  # fmt: skip
+    """Packed passes where they are for the model, each of them a sweep; else micro-batches side by side in each layer."""
+    static = StreamedEngine(loaded.model, loaded.gates, plan, end_ids=end_ids, pad_id=pad_id, attention=attention)
+    told = "micro-batches on streamed weights"
+    if name == "static" or plan.placement != "device":
+        return static, f"{told} (the KV cache is {plan.placement})" if plan.placement != "device" else told
+    if name != "overnight":
+        return static, f"{told}; {_LIBRARY_WORDS[name]} is not for streamed weights"
+    with attention_as(loaded.model, attention):
+        engine, kind = _overnight(loaded, plan, end_ids, static, caches)
+    return engine, kind.replace("static batches", told) if engine is static else f"{kind}, on streamed weights"
 
 
 def _require_quantizable(loaded: LoadedModel) -> None:
@@ -74,7 +94,7 @@ def _prepare_stages(static: PlainEngine, loaded: LoadedModel, plan: Plan, caches
 
 
 def _overnight(
-    loaded: LoadedModel, plan: Plan, end_ids: Sequence[int], static: PlainEngine, caches: Caches | None
+    loaded: LoadedModel, plan: Plan, end_ids: Sequence[int], static: ModelEngine, caches: Caches | None
 ) -> tuple[Engine, str]:  # fmt: skip
     reason = unsupported(loaded.model, plan)
     if reason is not None:

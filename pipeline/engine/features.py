@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -18,6 +19,9 @@ MOST_FEATURES = 1024
 _HALF_MOST = 65504.0
 _MIX = 0x9E3779B1  # 2^32 over the golden ratio: spreads consecutive numbers (Knuth, "The Art of Computer Programming", volume 3, 6.4)
 
+# Several batches may be in one model at once; each sees what it has asked the head itself.
+_watching: ContextVar[Watch | None] = ContextVar("watching", default=None)
+
 
 class Watch:
     """The input of a model's head at its last pass, (rows, columns, hidden), or None where the model does not show it."""
@@ -27,7 +31,7 @@ class Watch:
 
     def __call__(self, _module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
         """Called by the head before it computes."""
-        if inputs and isinstance(inputs[0], torch.Tensor) and inputs[0].dim() == 3:  # rows, columns, hidden
+        if _watching.get() is self and inputs and isinstance(inputs[0], torch.Tensor) and inputs[0].dim() == 3:  # rows, columns, hidden
             self.seen = inputs[0]
 
 
@@ -40,9 +44,11 @@ def watched(model: Any, *, wanted: bool = True) -> Iterator[Watch]:
         yield watch
         return
     handle = head.register_forward_pre_hook(watch)
+    token = _watching.set(watch)
     try:
         yield watch
     finally:
+        _watching.reset(token)
         handle.remove()
 
 

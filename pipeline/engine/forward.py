@@ -17,8 +17,10 @@ _POSITIONS_BY_MASK = frozenset({"bloom", "mpt"})
 
 
 def input_device(model: Any) -> torch.device:
-    """Where token ids go: the device of the input embedding. An offloaded one computes where its hook says."""
+    """Where token ids go: the device of the input embedding. An offloaded or streamed one computes where it says."""
     embedding = model.get_input_embeddings()
+    if (streamed := getattr(embedding, "computes_on", None)) is not None:
+        return torch.device(streamed)
     hook = getattr(embedding, "_hf_hook", None)
     execution_device = getattr(hook, "execution_device", None)
     return torch.device(execution_device if execution_device is not None else embedding.weight.device)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pipeline.engine.attention import IMPLEMENTATION
-from pipeline.engine.forward import attention_as
+from pipeline.engine.forward import attention_as, input_device
 from pipeline.engine.packed import Feed, PackedModel, Row
 from pipeline.records import Plan
 
@@ -25,7 +25,8 @@ def sliding_window(config: Any) -> int | None:
 
 def spread(model: Any) -> str | None:
     """What to say of a model whose layers are on several devices, None of one that is in one place."""
-    return "it is spread over several devices" if len({parameter.device for parameter in model.parameters()}) > 1 else None
+    devices = {parameter.device for parameter in model.parameters() if parameter.device.type != "meta"}  # streamed ones are nowhere yet
+    return "it is spread over several devices" if len(devices) > 1 else None
 
 
 def unsupported(model: Any, plan: Plan) -> str | None:
@@ -46,7 +47,7 @@ def unsupported(model: Any, plan: Plan) -> str | None:
 
 def _difference(model: Any, vocabulary: int) -> tuple[float, float]:
     """Largest difference of next-token logits between packed and plain reading of two prompts with a shared prefix, and their scale."""
-    device = model.get_input_embeddings().weight.device
+    device = input_device(model)
     shared = [3 + 7 * number % (vocabulary - 3) for number in range(9)]
     tails = [[5, 11, 2 + vocabulary // 2], [17, 4]]
     with torch.inference_mode():

@@ -1,0 +1,92 @@
+"""Static batches on streamed weights: as many as memory holds run side by side, each layer loaded once a sweep for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from pipeline.batching import batch_columns, next_batch
+from pipeline.engine.engine import ModelEngine
+from pipeline.engine.forward import attention_as
+from pipeline.engine.streaming.gates import Gates
+from pipeline.engine.streaming.lanes import LaneForward, Lanes
+from pipeline.records import Generation, Plan, Request
+
+_LANE_ROWS = 32  # of a micro-batch: products gain little beyond, and what a layer computes meanwhile is only of one
+
+
+class StreamedEngine(ModelEngine):
+    """Implements ``pipeline.engine.base.Engine``. The plan's rows and tokens bound all micro-batches together.
+
+    Each is run as ``ModelEngine`` runs its batches, with the same ways out of failure; ``lane_rows`` bounds one of them.
+    """
+
+    def __init__(
+        self, model: Any, gates: Gates, plan: Plan, *, end_ids: Sequence[int], pad_id: int, attention: str, lane_rows: int = _LANE_ROWS
+    ) -> None:  # fmt: skip
+        super().__init__(model, plan, end_ids=end_ids, pad_id=pad_id)
+        self._gates, self._attention, self._lane_rows = gates, attention, lane_rows
+        self._lanes: Lanes[tuple[int, Sequence[Generation]]] = Lanes(gates.weights.open, gates.heads, self._pulse)
+        self._forward = LaneForward(model, self._lanes)
+        self._taken: dict[int, int] = {}  # tokens of each lane's batch, by the first of its requests
+
+    @property
+    def idle(self) -> bool:
+        """True when nothing is queued or running."""
+        return super().idle and not self._lanes
+
+    def step(self) -> Sequence[Generation]:
+        """Sweep until a micro-batch has ended. May return nothing, when it failed and will be tried in smaller pieces."""
+        if self._refused:
+            return super().step()
+        with attention_as(self._forward.model, self._attention):
+            self._gates.lanes = self._lanes
+            try:
+                self._fill()
+                return [generation for ended in self._lanes.run() for generation in self._taken_out(*ended)]
+            except BaseException:
+                self._lanes.stop()
+                raise
+            finally:
+                self._gates.lanes = None
+
+    def _pulse(self) -> None:
+        if self.listener is not None:
+            self.listener.pulse()
+
+    def _fill(self) -> None:
+        """Start micro-batches while there is room for more."""
+        while self._alone:
+            if self._lanes and not self._has_room([self._alone[0]]):
+                return
+            self._start([self._alone.popleft()])
+        while self._queue:
+            rows = self._plan.max_batch_rows - self._lanes.rows
+            tokens = self._plan.batch_tokens - sum(self._taken.values())
+            if self._lanes and (rows <= 0 or tokens <= 0):
+                return
+            room = replace(self._plan, max_batch_rows=max(1, min(rows, self._lane_rows)), batch_tokens=max(1, tokens))
+            batch = next_batch(self._queue.values(), room, row_limit=self._limits.rows, equal_lengths=self._forward.equal_lengths)
+            if self._lanes and not self._has_room(batch):
+                return
+            for request in batch:
+                del self._queue[request.request_id]
+            self._start(batch)
+
+    def _has_room(self, batch: Sequence[Request]) -> bool:
+        return (
+            self._lanes.rows + len(batch) <= self._plan.max_batch_rows
+            and sum(self._taken.values()) + len(batch) * batch_columns(batch) <= self._plan.batch_tokens
+        )
+
+    def _start(self, batch: Sequence[Request]) -> None:
+        key = batch[0].request_id
+        self._taken[key] = len(batch) * batch_columns(batch)
+        self._lanes.start(lambda: (key, self._run_alone(batch[0]) if len(batch) == 1 else self._run_together(batch)), len(batch))
+
+    def _taken_out(self, ended: tuple[int, Sequence[Generation]], seconds: float) -> list[Generation]:
+        """The generations of a lane that has ended, each with its share of the lane's own time."""
+        key, generations = ended
+        del self._taken[key]
+        return [replace(generation, seconds=seconds / len(generations)) for generation in generations]

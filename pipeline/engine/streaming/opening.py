@@ -1,0 +1,111 @@
+"""From a configuration to a model whose weights are streamed: when that is what is wanted, and everything that has to be there for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pipeline.config import Config
+from pipeline.engine.loading import LoadedModel
+from pipeline.engine.location import Location, fetch_weights
+from pipeline.engine.memory import PeakMemory
+from pipeline.engine.placement import Placement, allowed_bytes, plan_placement, size
+from pipeline.engine.quiet import quiet_libraries
+from pipeline.engine.streaming.gates import Gates
+from pipeline.engine.streaming.prepared import Wanted, prepare
+from pipeline.engine.streaming.skeleton import build_skeleton, plain_products
+from pipeline.engine.streaming.units import plan_tiers
+from pipeline.engine.streaming.weights import StreamedWeights, require_plain_head
+from pipeline.errors import DoesNotFit
+from pipeline.planner.hardware import available_ram_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedModel(LoadedModel):
+    """A model whose layers have their weights only while they compute."""
+
+    gates: Gates
+
+    @property
+    def input_device(self) -> torch.device:
+        """Where token ids go."""
+        return self.gates.weights.device
+
+
+def why_streamed(config: Config, location: Location, dtype: str) -> str | None:
+    """Why weights are to be streamed, as a sentence; None where they are to be loaded whole or offloaded by the library.
+
+    Quantized weights are streamed where they do not fit, because the library keeps them on the device or not at all. Plain ones are
+    offloaded by the library as long as the page cache can hold them, which is faster then: its pages are used where they lie.
+    """
+    asked = config.engine.weights
+    if asked == "resident":
+        return None
+    if asked == "streamed":
+        return "weights are streamed, as configured"
+    try:
+        placement = plan_placement(config.model, location, dtype)
+    except DoesNotFit:
+        if config.model.quantization == "none":
+            raise
+        return f"weights in {config.model.quantization} do not fit on the device, and only streaming keeps them quantized elsewhere"
+    on_disk, cached = placement.bytes_by_device.get("disk", 0), available_ram_bytes()
+    if on_disk > cached:
+        return f"{size(on_disk)} of weights are on disk and {size(cached)} of page cache cannot hold them: they are read for each sweep"
+    return None
+
+
+def open_streamed(
+    config: Config, location: Location, dtype: str, weights: Mapping[str, str], say: Callable[[str], None], reason: str,
+    *, most_resident: bool = True,
+) -> StreamedModel:  # fmt: skip
+    """Prepare the weights if need be, and build the model around them. Without ``most_resident`` everything is read for each sweep.
+
+    Raises ConfigError, DoesNotFit or StoppedEarly.
+    """
+    quiet_libraries()
+    fetch_weights(location, say)
+    started = time.monotonic()
+    device, device_bytes, ram_bytes = _room(config)
+    with PeakMemory() as peak:
+        prepared = prepare(Wanted(config.model, location, dtype, weights, device), say, config.engine.prepared_quota)
+        preparing_seconds = time.monotonic() - started
+        skeleton = build_skeleton(config.model, location, dtype)
+        require_plain_head(skeleton.model, config.model.id)
+        tiers = plan_tiers(skeleton, prepared.files, config.model.id, device_bytes, ram_bytes, most_resident=most_resident)
+        plain_products(skeleton)
+        say(f"streaming {config.model.id}: {tiers.describe(device.type)} ({reason})")
+        streamed = StreamedWeights(skeleton, prepared, tiers, device)
+        skeleton.model.get_input_embeddings().computes_on = device
+        gates = Gates(skeleton.model, streamed)
+    by_device = {str(device): tiers.bytes_in("device"), "cpu": tiers.bytes_in("ram"), "disk": tiers.bytes_in("disk")}
+    placement = Placement({"": "streamed"}, {name: amount for name, amount in by_device.items() if amount})
+    facts = {
+        "weights_bytes": placement.needed_bytes,
+        "dtype": dtype,
+        "quantization": {"type": config.model.quantization, "compute_dtype": dtype},
+        "attention": str(skeleton.model.config._attn_implementation),  # noqa: SLF001  # the setting has no public reader
+        "device_map": {"": f"streamed by the {tiers.grain}"},
+        "bytes_by_device": dict(placement.bytes_by_device),
+        "placement": tiers.describe(device.type),
+        "streamed": {"reason": reason, "grain": tiers.grain, "sweep_bytes": tiers.sweep_bytes, "working_bytes": tiers.working_bytes},
+        "prepared_folder": str(prepared.folder),
+        "preparing_seconds": round(preparing_seconds, 3),
+        "load_seconds": round(time.monotonic() - started, 3),
+        "peak_load_bytes": peak.bytes,
+        "shipped_generation_settings": location.json("generation_config.json"),
+    }
+    return StreamedModel(skeleton.model, placement, facts, gates)
+
+
+def _room(config: Config) -> tuple[torch.device, int, int]:
+    """(device that computes, bytes of weights it may hold, bytes of RAM for others). One graphics card, the first that is allowed."""
+    allowed: dict[Any, int] = allowed_bytes(config.model)
+    first = next(iter(allowed))
+    if first == "cpu":
+        return torch.device("cpu"), allowed["cpu"], 0
+    return torch.device("cuda", first), allowed[first], allowed["cpu"]
