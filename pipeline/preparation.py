@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import itertools
+import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,8 +13,8 @@ from typing import Any, Literal
 from pipeline.config import Config, LabelTask, store_folder
 from pipeline.engine.base import Backend
 from pipeline.engine.demo_model import cache_folder
-from pipeline.errors import CannotPlan, ConfigError
-from pipeline.layout import choose_layout
+from pipeline.errors import CannotPlan, ConfigError, OvernightError
+from pipeline.layout import Layout, choose_layout, questions_about_a_document, tokens_of
 from pipeline.planner.decide import Forecast, decide
 from pipeline.planner.hardware import Hardware, probe
 from pipeline.planner.measure import known_rates, with_rates
@@ -21,13 +23,15 @@ from pipeline.planner.rooms import Wish
 from pipeline.planner.shape import ModelShape, model_shape
 from pipeline.planner.work import TaskLoad
 from pipeline.prompts import PROMPT_FORMAT, FrameBuilder
-from pipeline.records import Plan, Sampling
+from pipeline.records import Document, Plan, Sampling
+from pipeline.sources import read_source
 from pipeline.sources.labelled import labelled_for
 from pipeline.speeds import Calibration, calibrated, recall
 from pipeline.stopping import seconds_until
 from pipeline.stores.kv.place import measured_reading
 from pipeline.tasks import Setting, Task, build_task
 
+_LOOKED_AT_DOCUMENTS = 64
 # The storage format that keeps every bit of caches in these numbers.
 _HALF = {"float32": None, "float16": "fp16", "bfloat16": "bf16"}
 
@@ -100,13 +104,21 @@ def resolve(config: Config, backend: Backend, kept: Mapping[str, Any]) -> dict[s
         "layout": None if config.generation.layout == "auto" else config.generation.layout,
         "date": None,
     }
-    found = {
-        "dtype": here["dtype"],
-        "attention": here["attention"],
-        "layout": choose_layout(config),
-        "date": datetime.date.today().isoformat(),
-    }
-    return {name: asked[name] or kept.get(name) or found[name] for name in asked}
+    found = {"dtype": here["dtype"], "attention": here["attention"], "date": datetime.date.today().isoformat()}
+    meant = {name: asked[name] or kept.get(name) or found.get(name) for name in asked}
+    return meant | {"layout": meant["layout"] or _fitting_layout(config)}
+
+
+def _fitting_layout(config: Config) -> Layout:
+    """By the first documents of the source. One that cannot be read is told of when it is read in earnest."""
+    if questions_about_a_document(config) < 2 and config.kv_cache.store.documents != "always":
+        return "instructions_first"
+    try:
+        some = itertools.islice((item for item in read_source(config.source) if isinstance(item, Document)), _LOOKED_AT_DOCUMENTS)
+        characters = [len(document.text) for document in some]
+    except OvernightError:
+        characters = []
+    return choose_layout(config, tokens_of(statistics.fmean(characters)) if characters else 0)
 
 
 def ground_of(config: Config, backend: Backend, resolved: Mapping[str, Any], machine: Hardware | None = None) -> Ground:

@@ -24,18 +24,23 @@ def config(*tasks: dict[str, Any], **store: Any) -> Config:
 
 
 @pytest.mark.parametrize(
-    ("tasks", "store", "layout"),
+    ("tasks", "store", "tokens", "layout"),
     [
-        ([LABEL], {}, "instructions_first"),
-        ([LABEL, SUMMARY], {}, "document_first"),
-        ([LABEL], {"documents": "always"}, "document_first"),
-        ([LABEL, SUMMARY], {"documents": "never"}, "instructions_first"),
-        ([LABEL, SUMMARY], {"quota": 0}, "instructions_first"),
-        ([RUBRIC, SUMMARY], {}, "instructions_first"),
-        ([RUBRIC], {"documents": "always"}, "instructions_first"),
-        ([{**LABEL, "gold": "gold.csv", "examples_per_label": 4}, SUMMARY], {}, "instructions_first"),
-        ([{**LABEL, "multi": True}], {}, "document_first"),
+        ([LABEL], {}, 10_000, "instructions_first"),
+        ([LABEL, SUMMARY], {}, 2_000, "document_first"),
+        ([LABEL, SUMMARY], {}, 200, "instructions_first"),
+        ([LABEL], {"documents": "always"}, 2_000, "document_first"),
+        ([LABEL], {"documents": "always"}, 60, "instructions_first"),
+        ([LABEL, SUMMARY], {"documents": "never"}, 10_000, "instructions_first"),
+        ([LABEL, SUMMARY], {"quota": 0}, 10_000, "instructions_first"),
+        ([RUBRIC, SUMMARY], {}, 1_000, "instructions_first"),
+        ([RUBRIC, SUMMARY], {}, 20_000, "document_first"),
+        ([RUBRIC], {"documents": "always"}, 1_000, "instructions_first"),
+        ([{**LABEL, "gold": "gold.csv", "examples_per_label": 4}, SUMMARY], {}, 1_000, "instructions_first"),
+        ([{**LABEL, "multi": True}], {}, 400, "document_first"),
+        ([{**LABEL, "multi": True}], {}, 50, "instructions_first"),
+        ([LABEL, SUMMARY], {}, 0, "instructions_first"),
     ],
 )
-def test_layout(tasks: list[dict[str, Any]], store: dict[str, Any], layout: str) -> None:
-    assert choose_layout(config(*tasks, **store)) == layout
+def test_layout(tasks: list[dict[str, Any]], store: dict[str, Any], tokens: float, layout: str) -> None:
+    assert choose_layout(config(*tasks, **store), tokens) == layout

@@ -92,9 +92,20 @@ def test_an_added_task_just_runs(tmp_path: Path) -> None:
 
 
 def test_auto_layout_stays_what_it_was_when_a_task_is_added(tmp_path: Path) -> None:
-    alone = ANight(tmp_path / "night", ROWS, tasks=[LABEL])
+    rows = [{**row, "text": f"{row['text']} " * 9} for row in ROWS]  # two tasks begun together would have the document first
+    alone = ANight(tmp_path / "night", rows, tasks=[LABEL])
     assert finished(alone) == {"topic/1": 14}
-    assert finished(ANight(tmp_path / "night", ROWS)) == {"summary/1": 14}  # the first one is not refused, nor done again
+    both = ANight(tmp_path / "night", rows)
+    assert finished(both) == {"summary/1": 14}  # the first one is not refused, nor done again
+    assert planned_layout(both) == "instructions_first"
+    together = ANight(tmp_path / "fresh", rows)
+    finished(together)
+    assert planned_layout(together) == "document_first"
+
+
+def planned_layout(night: ANight) -> str:
+    report = json.loads((night.directory / "report.json").read_text(encoding="utf-8"))
+    return str(report["plan"]["layout"])
 
 
 def test_speed_settings_change_nothing(tmp_path: Path) -> None:
