@@ -95,9 +95,10 @@ class ANight:
         process = self.start(*arguments, cwd=cwd)
         try:
             out, err = process.communicate(timeout=timeout)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()  # what is left open would be another test's warning
+            raise
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def run(self, *arguments: str, timeout: float = 240, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
