@@ -1,4 +1,7 @@
-"""A process that runs a model with the library's own disk offload: ``python -m tests.bench.offloaded MODEL RESULT DTYPE ALLOWED ROWS TOKENS``."""
+"""A process that runs a model with the library's own disk offload.
+
+As a script: ``python -m tests.bench.offloaded MODEL RESULT DTYPE ALLOWED_BYTES ROWS NEW_TOKENS``; waits for a line first.
+"""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Conversion:
 
         self._config, self._dtype, self._device = config, torch_dtype(dtype), device
         self.skeleton: Skeleton = build_skeleton(config, location, dtype)
-        self._mapping = get_model_conversion_mapping(self.skeleton.model, None, self.skeleton.quantizer)
+        self._mapping: Any = get_model_conversion_mapping(self.skeleton.model, None, self.skeleton.quantizer)
         self._sources = self._by_group(stored_tensors(weight_files(location)))
         missing = [group for group in self.skeleton.groups() if group not in self._sources]
         if missing:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from pipeline.batching import batch_columns, next_batch
 from pipeline.engine.engine import ModelEngine
 from pipeline.engine.forward import attention_as
@@ -40,7 +42,8 @@ class StreamedEngine(ModelEngine):
         """Sweep until a micro-batch has ended. May return nothing, when it failed and will be tried in smaller pieces."""
         if self._refused:
             return super().step()
-        with attention_as(self._forward.model, self._attention):
+        # The mode is the thread's: a lane that ends puts back what was before it, which must be what the others need.
+        with torch.inference_mode(), attention_as(self._forward.model, self._attention):
             self._gates.lanes = self._lanes
             try:
                 self._fill()

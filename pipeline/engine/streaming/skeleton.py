@@ -86,7 +86,7 @@ def parameters_on_meta() -> Iterator[None]:
         if kept is not None and kept.device.type != "meta":
             module._parameters[name] = torch.nn.Parameter(kept.to("meta"), requires_grad=False)  # noqa: SLF001
 
-    torch.nn.Module.register_parameter = on_meta  # type: ignore[method-assign]  # put back below
+    torch.nn.Module.register_parameter = on_meta  # type: ignore[assignment, method-assign]  # put back below
     try:
         yield
     finally:
@@ -103,7 +103,7 @@ def _layers_path(model: Any, name: str) -> str:
             f"the weights of {name} cannot be streamed: its decoder ({type(model).__name__}) is not one list of {count} layers; "
             "use a model that fits, or engine.weights: resident with model.quantization: none"
         )
-    return outermost[0]
+    return str(outermost[0])
 
 
 def _grouped(skeleton: Skeleton) -> dict[str, str]:

@@ -83,7 +83,7 @@ def plan_tiers(
     """
     needed = 0
     for grain in ("layer", "module"):
-        units, small = _units(skeleton, files, grain)  # type: ignore[arg-type]
+        units, small = _units(skeleton, files, grain)
         always = sum(block.bytes for block in small)
         largest = max(unit.bytes for unit in units)
         plain = max(unit.plain_bytes for unit in units)
@@ -93,7 +93,7 @@ def plan_tiers(
         needed = always + 2 * largest + plain
         if needed <= device_bytes:
             room = (device_bytes - needed, ram_bytes) if most_resident else (0, 0)
-            return Tiers(grain, tuple(units), _placed(units, *room), tuple(small), 2 * largest + plain)  # type: ignore[arg-type]
+            return Tiers(grain, tuple(units), _placed(units, *room), tuple(small), 2 * largest + plain)
     raise DoesNotFit(
         f"streaming {name} needs {size(needed)} for the largest of its matrices, the next one on its way and what lies outside of "
         f"its layers, and model.max_memory or what is free allows {size(device_bytes)}; raise it, or use a smaller model"

@@ -47,7 +47,7 @@ class StreamedWeights:
         self._slab: tuple[_Tensors, Any] | None = None
         self._after = {index: (index + 1) % len(self._units) for index in range(len(self._units))}
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
-        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]  # the library's constructor has no types
         weakref.finalize(self, self._reader.shutdown, wait=False)
         with torch.inference_mode(mode=False), torch.no_grad():
             self._place_small(skeleton)
@@ -107,7 +107,7 @@ class StreamedWeights:
         for module, name, empty in self._empty:
             module._parameters[name] = empty  # noqa: SLF001  # no checks wanted
             state = getattr(module, "state", None)
-            if hasattr(state, "SCB"):
+            if state is not None and hasattr(state, "SCB"):
                 state.CB = state.SCB = None
         self._empty.clear()
         if self._slab is not None:
@@ -187,7 +187,7 @@ class StreamedWeights:
             return given, host, None
         with torch.cuda.stream(self._side):
             near = [tensor.to(self.device, non_blocking=True) for tensor in host]
-            event = torch.cuda.Event()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # as above
             event.record(self._side)
         return given, near, event
 
@@ -212,7 +212,7 @@ class StreamedWeights:
     def _place_small(self, skeleton: Skeleton) -> None:
         for block in self.tiers.small:
             tensor = torch.empty(block.shape, dtype=block.dtype)
-            self._read_or_rebuild(lambda block=block, tensor=tensor: self.files.read([block], [tensor]))  # type: ignore[misc]
+            self._read_or_rebuild(lambda block=block, tensor=tensor: self.files.read([block], [tensor]))
             path, _, name = block.name.rpartition(".")
             module = skeleton.model.get_submodule(path)
             place = module._parameters if name in module._parameters else module._buffers  # noqa: SLF001  # no checks wanted
@@ -230,7 +230,7 @@ class StreamedWeights:
             if isinstance(self._owner(blocks[0].name.partition(".weight")[0]), torch.nn.Embedding):
                 for place in range(len(blocks)):
                     self._read_or_rebuild(
-                        lambda blocks=blocks, place=place: self.files.read(  # type: ignore[misc]
+                        lambda blocks=blocks, place=place: self.files.read(
                             [blocks[place]], [torch.empty(blocks[place].shape, dtype=blocks[place].dtype)]
                         )
                     )

@@ -98,6 +98,18 @@ def test_rows_come_and_go_between_sweeps(folder: Path) -> None:
     assert all(generation.seconds > 0 for generation in done)
 
 
+def test_a_micro_batch_that_ends_leaves_the_others_in_inference_mode(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = opened(folder)
+    layer, modes = loaded.model.model.layers[1].mlp, []
+    forward = layer.forward
+    monkeypatch.setattr(layer, "forward", lambda states: (modes.append(torch.is_inference_mode_enabled()), forward(states))[1])
+    asked = [dataclasses.replace(request, ask=Decode(2 + 3 * request.request_id)) for request in requests(4)]
+    answers(engine_on(loaded, PLAN, lane_rows=1), asked)
+    assert set(modes) == {True}
+    assert len(modes) == sum(2 + 3 * row for row in range(4))
+    assert not torch.is_inference_mode_enabled()
+
+
 class Heard:
     def __init__(self) -> None:
         self.begun: list[int] = []
