@@ -18,7 +18,7 @@ from pipeline.config import Config, LabelTask, TaskConfig
 
 Layout = Literal["instructions_first", "document_first"]
 
-# The share of the tokens that must be left for it to be worth it. Where all documents' caches are kept for later questions it was asked for.
+# The share of the tokens that must be left for it to be worth it; all of them where documents are kept because somebody asked for it.
 _WORTH_SHARE = 2 / 3
 _CHARACTERS_PER_TOKEN = 4
 _OWN_WORDS_TOKENS = 40  # the program's own words around instructions, and the template's
