@@ -214,6 +214,8 @@ class LabelTask(_Task):
     @classmethod
     def _names_as_text(cls, value: object) -> object:
         if isinstance(value, list):
+            if any(isinstance(name, list | dict) for name in value):
+                raise ValueError("a label is a word or a few; a list or a mapping is none")
             value = dict.fromkeys(value) if len(set(map(str, value))) == len(value) else _refuse_repeated(value)
         if isinstance(value, dict):  # YAML reads yes, no and 1 as booleans and numbers
             wrong = [name for name in value if not isinstance(name, str)]

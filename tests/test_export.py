@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.errors import UsageError
+from pipeline.errors import StoppedEarly, UsageError
 from pipeline.export import check_output, export
 from pipeline.records import Outcome
 from pipeline.stores.ledger import Ledger
@@ -269,7 +269,7 @@ def test_a_failed_export_leaves_the_earlier_one(ledger: Ledger, tmp_path: Path, 
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "fsync", broken)
-    with pytest.raises(OSError, match="Input/output"):
+    with pytest.raises(StoppedEarly, match="Input/output"):
         export(ledger, path)
     assert path.read_bytes() == before
     assert [found.name for found in tmp_path.glob(".*")] == []

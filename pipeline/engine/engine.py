@@ -28,7 +28,6 @@ from pipeline.errors import OutOfMemory
 from pipeline.records import Decode, Generation, Plan, Request, Score
 
 _NO_MEMORY_TEXTS = ("not enough memory", "defaultcpuallocator", "out of memory", "cannot allocate memory")
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
 # Where keys and values go when even one document does not fit otherwise; to a placement that changes answers only if that is allowed.
 _FURTHER: Mapping[str, tuple[Placement, ...]] = {
     "device": ("offloaded", "disk"),
@@ -98,7 +97,7 @@ class ModelEngine:
 
     def _run_together(self, batch: Sequence[Request]) -> Sequence[Generation]:
         outcome = self._attempt(batch, self._settings)
-        if isinstance(outcome, OutOfMemory):
+        if isinstance(outcome, OutOfMemory) or _is_disk_full(outcome):  # of caches on disk, fewer rows need less
             free_memory()
             self._limits.learn(batch_columns(batch), len(batch) // 2)
             self._queue.update((request.request_id, request) for request in batch)
@@ -121,7 +120,7 @@ class ModelEngine:
             if not isinstance(outcome, Exception):
                 return outcome if name == _AS_PLANNED else [replace(reply, notes=(f"ran short of memory: {name}",)) for reply in outcome]
             error = outcome
-            if isinstance(error, OSError) and error.errno in _DISK_FULL:
+            if _is_disk_full(error):
                 if settings.placement == self._settings.placement:  # where all caches are to be: every other document would fail, too
                     return [_failed(request, ("disk_full", f"The disk for KV caches is full: {error}"))]
             elif not isinstance(error, OutOfMemory):
@@ -209,12 +208,16 @@ def is_quantizable(forward: Forward) -> bool:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether ``error`` says, in any of its forms, that memory ran out, or the disk that stands for it."""
-    if isinstance(error, OSError):  # of a KV cache on disk: fewer rows need less of it
-        return error.errno in _NO_ROOM
+    """Whether ``error`` says, in any of its forms, that memory ran out."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
     return isinstance(error, MemoryError | torch.OutOfMemoryError | OutOfMemory) or (
         isinstance(error, RuntimeError) and any(mark in str(error).lower() for mark in _NO_MEMORY_TEXTS)
     )
+
+
+def _is_disk_full(outcome: object) -> bool:
+    return isinstance(outcome, OSError) and outcome.errno in _DISK_FULL
 
 
 def _as_ours(error: Exception) -> Exception | None:

@@ -25,7 +25,8 @@ def sliding_window(config: Any) -> int | None:
 
 def spread(model: Any) -> str | None:
     """What to say of a model whose layers are on several devices, None of one that is in one place."""
-    devices = {parameter.device for parameter in model.parameters() if parameter.device.type != "meta"}  # streamed ones are nowhere yet
+    streamed = hasattr(model.get_input_embeddings(), "computes_on")  # its weights are nowhere until they are needed; offloaded ones, too
+    devices = {parameter.device for parameter in model.parameters() if not (streamed and parameter.device.type == "meta")}
     return "it is spread over several devices" if len(devices) > 1 else None
 
 

@@ -149,7 +149,7 @@ def test_a_full_disk_under_the_cache_halves_the_batch_too(small_disk: int, plain
     os.close(filler)
     (found,) = finished(engine_with(lambda ids, mask, cache: None, plan), requests(ASK, (40,)))
     assert found.error is not None
-    assert (found.error[0], "No space left" in found.error[1]) == ("out_of_memory", True)
+    assert (found.error[0], "No space left" in found.error[1]) == ("disk_full", True)
 
 
 @pytest.mark.parametrize("ask", [ASK, LABELS])
