@@ -161,9 +161,9 @@ def test_weights_that_are_quantized_on_the_disk(night: ANight, tmp_path: Path, s
 
 
 def test_what_does_not_fit_is_refused_with_its_remedies(night: ANight) -> None:
-    facts = plan(night, "--vram", "4GiB", "--ram", "32GiB")
+    facts = plan(night, "--vram", "4GiB", "--ram", "32GiB", "--set", "engine.weights=resident")
     assert facts["forecast"]["verdict"] == "does not fit"
-    assert "cannot be spread" in facts["refused"]
+    assert "engine.weights does not allow" in facts["refused"]
     assert any("device_map cpu" in step for step in facts["forecast"]["next_steps"])
 
 

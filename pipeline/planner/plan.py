@@ -73,6 +73,7 @@ def wish_of(
         layout=resolved["layout"],
         cache_place=place,
         cache_dtype=cache_dtype,
+        may_stream=config.engine.weights != "resident",
     )
 
 

@@ -57,6 +57,7 @@ class Wish:
     stored_dtype: str | None = None
     cache_place: Place | None = None
     cache_dtype: str | None = None
+    may_stream: bool = True
     longest_tokens: int | None = None
     layout: Layout = "instructions_first"
     store: StoreWish = StoreWish()

@@ -1,7 +1,7 @@
 """Where weights and cache go: the first of the steps that works, with its sentence, and the rows that the room then holds.
 
-Fits as it is; else the cache goes to RAM; else to the disk; else unquantized weights are split. Only the user may choose what changes
-answers (quantization of weights or of the cache, a shorter context): that is suggested, never done.
+Fits as it is; else the cache goes to RAM; else to the disk; else weights are split, those that are quantized by streaming them. Only the
+user may choose what changes answers (quantization of weights or of the cache, a shorter context): that is suggested, never done.
 """
 
 from __future__ import annotations
@@ -80,10 +80,10 @@ def _place(need: Need, have: Room, wish: Wish, reasons: list[str]) -> tuple[Verd
     what = "the weights alone do not fit" if alone else "the weights and what computes with them do not fit"
     least = need.weights_bytes if alone else min(layer_by_layer, need.together_bytes)
     reasons.append(f"{what} {name}: {amount(least)}, and {amount(have.device_bytes)} may be used")
-    if wish.quantization != "none":
-        reasons.append(f"weights in {wish.quantization} cannot be spread over RAM or disk: bitsandbytes wants them where they are computed")
+    if wish.quantization != "none" and not wish.may_stream:
+        reasons.append(f"weights in {wish.quantization} can be elsewhere only if they are streamed, which engine.weights does not allow")
         return "does not fit", resident, "device"
-    return _split(need, have, asked, reasons)
+    return _split(need, have, asked, reasons, wish.quantization)
 
 
 def _resident(need: Need) -> dict[Place, int]:
@@ -120,7 +120,7 @@ def _overflow(need: Need, have: Room, asked: Place | None, reasons: list[str]) -
     return "does not fit", _resident(need), "device"
 
 
-def _split(need: Need, have: Room, asked: Place | None, reasons: list[str]) -> tuple[Verdict, dict[Place, int], Place]:
+def _split(need: Need, have: Room, asked: Place | None, reasons: list[str], quantization: str) -> tuple[Verdict, dict[Place, int], Place]:
     """Layers on the device first, then RAM, then disk; room is kept free for the one that is computed, and for one row."""
     places: tuple[Place, ...] = (asked,) if asked else ("device", "ram", "disk") if have.on_card else ("device", "disk")
     spread: dict[Place, int] = {}
@@ -129,7 +129,8 @@ def _split(need: Need, have: Room, asked: Place | None, reasons: list[str]) -> t
         if holds:
             names: dict[Place, str] = {"device": have.device_name, "ram": "in RAM", "disk": "on the disk"}
             parts = [f"{amount(spread[where])} {names[where]}" for where in names if spread[where]]
-            reasons.append(f"unquantized weights may be split: {', '.join(parts)}; what is not on the device is fetched at every step")
+            how = "unquantized weights may be split" if quantization == "none" else f"weights in {quantization} are streamed"
+            reasons.append(f"{how}: {', '.join(parts)}; what is not on the device is fetched at every step, once for all rows")
             if place != "device":
                 reasons.append(f"the cache is {names[place]} and comes back layer by layer at every step")
             return "split", spread, place

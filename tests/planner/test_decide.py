@@ -64,11 +64,17 @@ def test_the_rest_of_a_split_goes_to_the_disk() -> None:
     assert forecast("Llama 2 70B", with_disk(described("24GiB", "64GiB"), 10**9)).verdict == "does not fit"
 
 
-def test_quantized_weights_are_never_split() -> None:
+def test_quantized_weights_are_streamed_unless_that_is_not_allowed() -> None:
     found = forecast("Llama 2 70B", with_disk(described("24GiB", "128GiB")), "nf4")
+    assert found.verdict == "split"
+    assert "weights in nf4 are streamed" in words(found)
+    assert found.weights_bytes["ram"] > 10 * GIB
+    assert found.step is not None
+    assert found.step.transfer_seconds > 0
+    found = forecast("Llama 2 70B", with_disk(described("24GiB", "128GiB")), "nf4", may_stream=False)
     assert found.verdict == "does not fit"
     assert not found.fits
-    assert "cannot be spread over RAM or disk" in words(found)
+    assert "engine.weights does not allow" in words(found)
     assert any("more VRAM would hold everything" in step for step in found.next_steps)
 
 
