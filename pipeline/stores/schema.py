@@ -26,6 +26,7 @@ from sqlalchemy import (
     event,
 )
 from sqlalchemy import Text as SqlText
+from sqlalchemy.exc import OperationalError
 
 FORMAT = 1
 """Version of the layout below. A newer one is refused; an older one will be migrated when there is one."""
@@ -235,4 +236,7 @@ def connect(path: Path, *, write: bool) -> Engine:
 def use_write_ahead_log(engine: Engine) -> None:
     """Switch the file to WAL mode, in which readers see a snapshot while the writer goes on. The mode stays with the file."""
     with closing(engine.raw_connection()) as connection:
-        connection.cursor().execute("PRAGMA journal_mode=WAL")
+        try:
+            connection.cursor().execute("PRAGMA journal_mode=WAL")
+        except sqlite3.Error as error:  # past the engine, which would have dressed it like all others
+            raise OperationalError("PRAGMA journal_mode=WAL", None, error) from error
