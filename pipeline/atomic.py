@@ -13,17 +13,31 @@ from typing import IO
 from pipeline.errors import StoppedEarly
 
 
+def disk_is_full(place: Path | str) -> StoppedEarly:
+    """What to say where the disk under ``place`` has no room."""
+    return StoppedEarly(f"the disk that holds {place} is full; free some space and run the same command again")
+
+
+def disk_fails(place: Path | str, reason: str | None) -> StoppedEarly:
+    """What to say where the disk under ``place`` does not work."""
+    return StoppedEarly(f"the disk that holds {place} could not be used ({reason}); look after it and run the same command again")
+
+
+def stopped_by_disk(error: OSError, place: Path | str) -> StoppedEarly | None:
+    """What ``error`` means for a run: its disk is full or does not work; None where it is about something else."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return disk_is_full(place)
+    return disk_fails(place, error.strerror) if error.errno == errno.EIO else None
+
+
 @contextmanager
 def failing_disk_stops(place: Path) -> Iterator[None]:
     """A disk under ``place`` that is full or does not work becomes StoppedEarly inside the block, with a sentence."""
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise StoppedEarly(f"the disk that holds {place} is full; free some space and run the same command again") from None
-        if error.errno == errno.EIO:
-            words = f"the disk that holds {place} could not be used ({error.strerror})"
-            raise StoppedEarly(f"{words}; look after it and run the same command again") from None
+        if (stopped := stopped_by_disk(error, place)) is not None:
+            raise stopped from None
         raise
 
 

@@ -19,6 +19,7 @@ from pipeline.engine.backend import TransformersBackend
 from pipeline.engine.contest import Contest
 from pipeline.engine.kv_placements import Stay
 from pipeline.errors import UsageError
+from pipeline.planner.hardware import existing_folder
 from pipeline.planner.shape import DTYPE_BYTES
 from pipeline.preparation import prepare, resolve
 from pipeline.records import Document
@@ -89,18 +90,11 @@ def bench_placements(
     plan = prepare(config, backend, resolve(config, backend, {})).plan
     lengths, skipped = _lengths(contexts, plan.context_tokens - new_tokens)
     words = _words(config, backend, max(lengths))
-    with tempfile.TemporaryDirectory(dir=_folder(config)) as folder:
+    # Where the run would have its files: the temporary folder of a machine is often memory.
+    with tempfile.TemporaryDirectory(dir=existing_folder(Path(config.run.directory))) as folder:
         contest = backend.open_contest(plan, Path(folder), say, to_the_end=True)
         lines = [line for length in lengths for line in _measured(contest, words[:length], new_tokens, repetitions, say)]
     return PlacementResult(new_tokens, repetitions, tuple(lines), tuple(skipped))
-
-
-def _folder(config: Config) -> Path:
-    """Where the run would have its files: the temporary folder of a machine is often memory."""
-    folder = Path(config.run.directory)
-    while not folder.is_dir():
-        folder = folder.parent
-    return folder
 
 
 def _lengths(contexts: Sequence[int], most: int) -> tuple[list[int], list[str]]:

@@ -45,7 +45,7 @@ def plan(
     settings = load_config(config, overrides or ())
     machine = _machine(hardware, vram, ram, pcie, cores, disk)
     if plots is not None:
-        from pipeline.plan_plots import require_plots
+        from pipeline.plots import require_plots
 
         require_plots(plot_format)
     if measure:

@@ -88,18 +88,16 @@ def _disk(found: Outlook) -> Iterator[Finding]:
     if store.path is not None and kept:
         needed -= kept
         yield _room(store_folder(found.config), kept + store.keep_free, "the KV store", "kv_cache.store.path, or lower its quota")
-    folder, floor = Path(found.config.run.directory), found.config.run.keep_free_disk
-    free_bytes = disk_of(folder).free_bytes
-    if free_bytes < floor:
-        told = f"{free_bytes / 1e9:.1f} GB are free where the run directory is"
-        yield Finding("disk", "stop", f"{told}, less than run.keep_free_disk = {floor / 1e9:.1f} GB: free some space or lower it")
-    else:
-        yield _room(folder, needed + floor, "the run directory", "run.directory")
+    floor = found.config.run.keep_free_disk
+    yield _room(Path(found.config.run.directory), needed + floor, "the run directory", "run.directory", floor)
 
 
-def _room(folder: Path, needed_bytes: int, what: str, remedy: str) -> Finding:
+def _room(folder: Path, needed_bytes: int, what: str, remedy: str, floor_bytes: int = 0) -> Finding:
+    """With less than ``floor_bytes`` free a run stops at once."""
     free_bytes = disk_of(folder).free_bytes
     free = f"{free_bytes / 1e9:.1f} GB are free where {what} is"
+    if free_bytes < floor_bytes:
+        return Finding("disk", "stop", f"{free}, less than run.keep_free_disk = {floor_bytes / 1e9:.1f} GB: free some space or lower it")
     if free_bytes >= needed_bytes:
         return Finding("disk", "ok", free)
     return Finding("disk", "warn", f"{free}, and {needed_bytes / 1e9:.1f} GB may be needed; free some, or move {remedy}")

@@ -2,53 +2,31 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.atomic import replace_file
-from pipeline.errors import UsageError
 from pipeline.outlook import Outlook
 from pipeline.planner.rooms import rooms
 from pipeline.planner.throughput import Speed, decode_step, prefill_seconds
+from pipeline.plots import make_plot_folder, require_plots, save_plot
 
-FORMATS = ("png", "svg")
 _CONTEXTS = tuple(2**power for power in range(9, 18))
-
-
-def require_plots(plot_format: str) -> None:
-    """Refuse before any work what could not be drawn at its end. Raises UsageError."""
-    if plot_format not in FORMATS:
-        raise UsageError(f"plots cannot be written as {plot_format!r}: choose one of {', '.join(FORMATS)}")
-    _library("matplotlib")
 
 
 def draw(found: Outlook, folder: Path, plot_format: str = "png") -> list[Path]:
     """Memory by context length, and time where speeds are known; returns their files. Raises UsageError, StoppedEarly."""
     require_plots(plot_format)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"the plots cannot be written into {folder}: {error.strerror}") from None
+    make_plot_folder(folder)
     written = []
     for title, paint in _PLOTS.items():
         if title == "time" and found.ground.machine.rates.matmul_per_second is None:
             continue
         path = folder / f"plan-{title}.{plot_format}"
-        figure = _library("matplotlib.figure").Figure(figsize=(6, 5), layout="constrained")  # a figure of its own has no window
-        paint(figure.add_subplot(), found)
-        with replace_file(path) as stream:
-            figure.savefig(stream, format=plot_format, dpi=150, metadata={"Date": None} if plot_format == "svg" else None)
+        save_plot(partial(paint, found=found), path, plot_format)
         written.append(path)
     return written
-
-
-def _library(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise UsageError("plots need matplotlib, which is not installed; run: pip install 'overnight[evaluate]'") from None
 
 
 def _contexts(found: Outlook) -> Sequence[int]:
@@ -84,4 +62,4 @@ def _time(axes: Any, found: Outlook) -> None:
     axes.legend(loc="upper left")
 
 
-_PLOTS: Mapping[str, Callable[[Any, Outlook], None]] = {"memory": _memory, "time": _time}
+_PLOTS: Mapping[str, Callable[..., None]] = {"memory": _memory, "time": _time}

@@ -28,10 +28,7 @@ def require_plots(plot_format: str) -> None:
 def draw(facts: Mapping[str, Mapping[str, Any]], folder: Path, plot_format: str = "png") -> list[Path]:
     """Plots of every evaluated label task whose answers were judged one by one; returns their files. Raises UsageError, StoppedEarly."""
     require_plots(plot_format)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"the plots cannot be written into {folder}: {error.strerror}") from None
+    make_plot_folder(folder)
     written = []
     for name, found in facts.items():
         for title, paint in _PLOTS.items():
@@ -42,11 +39,26 @@ def draw(facts: Mapping[str, Mapping[str, Any]], folder: Path, plot_format: str 
     return written
 
 
+def make_plot_folder(folder: Path) -> None:
+    """Raises UsageError where it cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"the plots cannot be written into {folder}: {error.strerror}") from None
+
+
 def _save(paint: Callable[[Any, Mapping[str, Any]], None], name: str, found: Mapping[str, Any], path: Path, plot_format: str) -> None:
+    def titled(axes: Any) -> None:
+        paint(axes, found)
+        axes.set_title(f"{name}: {axes.get_title()}", parse_math=False)
+
+    save_plot(titled, path, plot_format)
+
+
+def save_plot(paint: Callable[[Any], None], path: Path, plot_format: str) -> None:
+    """One figure, with what ``paint`` draws on its axes. Raises StoppedEarly."""
     figure = extra("matplotlib.figure").Figure(figsize=(6, 5), layout="constrained")  # a figure of its own has no window
-    axes = figure.add_subplot()
-    paint(axes, found)
-    axes.set_title(f"{name}: {axes.get_title()}", parse_math=False)
+    paint(figure.add_subplot())
     with warnings.catch_warnings(), replace_file(path) as stream:
         warnings.filterwarnings("ignore", message="Glyph")  # a label in a script that the font lacks is drawn as boxes
         figure.savefig(stream, format=plot_format, dpi=150, metadata={"Date": None} if plot_format == "svg" else None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import shlex
@@ -14,7 +13,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from pipeline.errors import AlreadyRunning, OvernightError, StoppedEarly, UsageError
+from pipeline.atomic import stopped_by_disk
+from pipeline.errors import AlreadyRunning, OvernightError, UsageError
 
 LEDGER = "ledger.sqlite"
 _LOG = "overnight.log"
@@ -82,11 +82,8 @@ class RunDirectory:
             lock.release()
 
     def _unusable(self, error: OSError) -> OvernightError:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return StoppedEarly(f"the disk that holds {self.path} is full; free some space and run the same command again")
-        if error.errno == errno.EIO:
-            return StoppedEarly(f"the disk that holds {self.path} could not be used ({error.strerror}); look after it and run again")
-        return UsageError(f"the run directory {self.path} cannot be used: {error.strerror} ({error.filename})")
+        unusable = UsageError(f"the run directory {self.path} cannot be used: {error.strerror} ({error.filename})")
+        return stopped_by_disk(error, self.path) or unusable
 
     @contextmanager
     def logging(self) -> Iterator[None]:

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import DynamicLayer
 
+from pipeline.stores.kv.formats import as_bytes
+
 _SPARE_COLUMNS = 64  # room behind the columns that are read, for those that are computed meanwhile; as many as the last pass had, if more
 _COPIED_COLUMNS = 1024  # rows are picked from a file in stretches of so many columns
 _prefetcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-disk")
@@ -40,7 +42,7 @@ class _Columns:
 
     def append(self, states: torch.Tensor) -> None:
         """Write (rows, heads, new columns, width) behind what is there. Raises OSError."""
-        data = _bytes(states.detach().to("cpu").permute(2, 0, 1, 3).contiguous())
+        data = as_bytes(states.detach().to("cpu").permute(2, 0, 1, 3).contiguous())
         offset = self.columns * self._column_bytes
         while data:
             written = os.pwrite(self._file, data, offset)
@@ -50,7 +52,7 @@ class _Columns:
     def read(self, begin: int, end: int, spare_columns: int = 0) -> torch.Tensor:
         """(columns + spare, rows, heads, width); what is spare is not filled. Raises OSError."""
         columns = torch.empty(end - begin + spare_columns, *self.row_shape, dtype=self.dtype)
-        into, offset = _bytes(columns[: end - begin]), begin * self._column_bytes
+        into, offset = as_bytes(columns[: end - begin]), begin * self._column_bytes
         while into:
             count = os.preadv(self._file, [into], offset)
             if not count:
@@ -124,9 +126,3 @@ def _behind(old: torch.Tensor, columns: int, new: torch.Tensor) -> torch.Tensor:
         return torch.cat([near, new], dim=2)
     old[columns : columns + added] = new.permute(2, 0, 1, 3)
     return old[: columns + added].permute(1, 2, 0, 3)
-
-
-def _bytes(tensor: torch.Tensor) -> memoryview:
-    """The memory of a contiguous CPU tensor."""
-    flat = tensor.reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy().data) if flat.numel() else memoryview(b"")

@@ -17,7 +17,7 @@ from pipeline.engine.numerics import cpu_computes_bfloat16, resolve_dtype
 from pipeline.engine.placement import size
 from pipeline.engine.quiet import import_bitsandbytes
 from pipeline.errors import ConfigError
-from pipeline.planner.hardware import available_ram_bytes
+from pipeline.planner.hardware import available_ram_bytes, disk_of
 from pipeline.versions import STACK, version_of
 
 _LITTLE_MEMORY_BYTES = 2 * 2**30
@@ -140,8 +140,7 @@ def _bfloat16() -> Finding:
 
 def _cache() -> Finding:
     folder = cache_folder()
-    existing = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
-    free = shutil.disk_usage(existing).free
+    free = disk_of(folder).free_bytes
     level: Literal["ok", "warn"] = "warn" if free < _LITTLE_MEMORY_BYTES else "ok"
     return Finding("cache folder", level, f"{folder}, {size(free)} free (OVERNIGHT_CACHE moves it)")
 

@@ -85,8 +85,12 @@ def usable_cores() -> int:
 
 def disk_of(folder: Path) -> Disk:
     """Free bytes where ``folder`` is, or would be made."""
-    existing = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
-    return Disk(str(folder), shutil.disk_usage(existing).free)
+    return Disk(str(folder), shutil.disk_usage(existing_folder(folder)).free)
+
+
+def existing_folder(folder: Path) -> Path:
+    """``folder``, or the nearest one above it that is there."""
+    return next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.is_dir())
 
 
 _GROUPS, _OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")

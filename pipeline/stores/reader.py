@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import DatabaseError, OperationalError
 
+from pipeline.atomic import disk_fails, disk_is_full
 from pipeline.errors import StoppedEarly
 from pipeline.records import Generation
 from pipeline.stores import reading
@@ -163,5 +164,5 @@ def stopped_by(error: DatabaseError) -> StoppedEarly:
     """What was committed is safe; the transaction that failed is undone, by SQLite, now or when the file is opened again."""
     text = str(error.orig)
     if any(words in text for words in _FULL):
-        return StoppedEarly("the disk that holds the run directory is full; free some space and run the same command again")
-    return StoppedEarly(f"the disk that holds the run directory could not be used ({text}); look after it and run the same command again")
+        return disk_is_full("the run directory")
+    return disk_fails("the run directory", text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -99,22 +100,19 @@ def test_what_was_loaded_is_not_in_memory_twice(tmp_path: Path) -> None:
         assert (max(held), held[-1]) == (len(texts), 0)
 
 
-@pytest.mark.parametrize("family", ["mistral (sliding window)", "qwen3_next (hybrid)"])
-def test_reading_goes_on_from_a_checkpoint(family: str, tmp_path: Path) -> None:
-    model = tiny_model(family)
-    (request,) = asked(0, 0, Score(CONTINUATIONS), prompts((300,), seed=9))
-    with shelf_in(tmp_path, "auto", checkpoint_seconds=1e-6) as shelf:
-        shelf.computed(1000, 1000.0)
-        passes = 0
+class Cut(Exception):
+    """The end of a process, as far as what it was doing is concerned."""
 
-        class Cut(Exception):
-            pass
+
+def cut_off(model: Any, request: Request, folder: Path, *, after_passes: int) -> None:
+    """Answer ``request`` in passes of 64 tokens, saving after each, and stop in the middle."""
+    passes = itertools.count(1)
+    with shelf_in(folder, "auto", checkpoint_seconds=1e-6) as shelf:
+        shelf.computed(1000, 1000.0)
 
         def cut() -> None:
-            nonlocal passes
-            passes += 1
             shelf.writer.flush()
-            if passes == 4:
+            if next(passes) == after_passes:
                 raise Cut
 
         engine = ModelEngine(model, dataclasses.replace(PLAN, prefill_chunk_tokens=64), end_ids=END_IDS, pad_id=0)
@@ -122,6 +120,13 @@ def test_reading_goes_on_from_a_checkpoint(family: str, tmp_path: Path) -> None:
         engine._forward.after_pass = cut
         with pytest.raises(Cut), torch.inference_mode():
             engine.stages.replies([request], END_IDS, engine._settings)
+
+
+@pytest.mark.parametrize("family", ["mistral (sliding window)", "qwen3_next (hybrid)"])
+def test_reading_goes_on_from_a_checkpoint(family: str, tmp_path: Path) -> None:
+    model = tiny_model(family)
+    (request,) = asked(0, 0, Score(CONTINUATIONS), prompts((300,), seed=9))
+    cut_off(model, request, tmp_path, after_passes=4)
     with shelf_in(tmp_path, "auto", checkpoint_seconds=1e-6) as shelf:
         shelf.computed(1000, 1000.0)
         (found,) = answers(model, shelf, [request], prefill_chunk_tokens=64)
@@ -137,26 +142,7 @@ def test_a_crash_in_the_text_does_not_cost_the_document(family: str, tmp_path: P
     model = tiny_model(family)
     (request,) = asked(0, 0, Decode(NEW_TOKENS), prompts((300,), seed=9))
     document_passes = -(-request.document_end // 64)
-
-    class Cut(Exception):
-        pass
-
-    with shelf_in(tmp_path, "auto", checkpoint_seconds=1e-6) as shelf:
-        shelf.computed(1000, 1000.0)
-        passes = 0
-
-        def cut() -> None:
-            nonlocal passes
-            passes += 1
-            shelf.writer.flush()
-            if passes == document_passes + 5:
-                raise Cut
-
-        engine = ModelEngine(model, dataclasses.replace(PLAN, prefill_chunk_tokens=64), end_ids=END_IDS, pad_id=0)
-        engine.stages = Stages(engine._forward, Reuse(shelf, {"model": "tiny"}), 400)
-        engine._forward.after_pass = cut
-        with pytest.raises(Cut), torch.inference_mode():
-            engine.stages.replies([request], END_IDS, engine._settings)
+    cut_off(model, request, tmp_path, after_passes=document_passes + 5)
     with shelf_in(tmp_path, "auto", checkpoint_seconds=1e-6) as shelf:
         shelf.computed(1000, 1000.0)
         (found,) = answers(model, shelf, [request], prefill_chunk_tokens=64)

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import xxhash
 
 from pipeline.atomic import replace_file
+from pipeline.stores.kv.formats import as_bytes
+from pipeline.stores.kv.tensor_file import checksum
 
 _PAGE_BYTES = 4096
 _READ_BYTES = 8 * 2**20  # what is read at once, and leaves the page cache before more is read
@@ -80,11 +81,11 @@ def write_blocks(path: Path, described: Sequence[Described], tensors: Iterable[t
     with replace_file(path) as file:
         file.write(header)
         for (name, dtype, shape), begin, size, tensor in zip(described, begins, sizes, tensors, strict=True):
-            data = memory(tensor.detach().to("cpu", dtype).contiguous())
+            data = as_bytes(tensor.detach().to("cpu", dtype).contiguous())
             if len(data) != size:
                 raise ValueError(f"{name} has {len(data)} bytes where {size} were announced")
             file.write(data)
-            blocks.append(Block(path.name, name, len(header) + begin, size, dtype, shape, xxhash.xxh3_128_hexdigest(data)))
+            blocks.append(Block(path.name, name, len(header) + begin, size, dtype, shape, checksum(data)))
         file.flush()
         os.fsync(file.fileno())  # what is not on the disk yet cannot leave the page cache
         forget(file.fileno())
@@ -104,12 +105,6 @@ def _header(described: Sequence[Described], begins: Sequence[int], sizes: Sequen
 
 def _bytes_of(dtype: torch.dtype, shape: Sequence[int]) -> int:
     return int(torch.Size(shape).numel()) * dtype.itemsize
-
-
-def memory(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous CPU tensor."""
-    flat = tensor.reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy().data).cast("B") if flat.numel() else memoryview(b"")
 
 
 def forget(file: int, offset: int = 0, size: int = 0) -> None:
@@ -141,11 +136,11 @@ class BlockFiles:
             self._fill(file, blocks[begin:end], into[begin:end])
             begin = end
         for block, tensor in zip(blocks, into, strict=True):
-            if xxhash.xxh3_128_hexdigest(memory(tensor)) != block.checksum:
+            if checksum(as_bytes(tensor)) != block.checksum:
                 raise Damaged(block.file, block.name)
 
     def _fill(self, file: int, blocks: Sequence[Block], into: Sequence[torch.Tensor]) -> None:
-        buffers = [memory(tensor) for tensor in into]
+        buffers = [as_bytes(tensor) for tensor in into]
         offset = blocks[0].offset
         while buffers:
             head = [buffers[0][:_READ_BYTES]] if len(buffers) == 1 else buffers

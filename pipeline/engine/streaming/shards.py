@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from pipeline.engine.streaming.blocks import forget, memory
+from pipeline.engine.streaming.blocks import forget
 from pipeline.errors import ConfigError
+from pipeline.stores.kv.formats import as_bytes
 
 _MAX_HEADER_BYTES = 100_000_000  # as safetensors itself has it
 _READ_BYTES = 16 * 2**20
@@ -35,7 +36,7 @@ class StoredTensor:
     def __getitem__(self, _everything: Any) -> torch.Tensor:
         """The tensor, read now. Raises ConfigError where the file is cut short."""
         tensor = torch.empty(self.shape, dtype=self.dtype)
-        into, offset = memory(tensor), self.offset
+        into, offset = as_bytes(tensor), self.offset
         file = os.open(self.path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
         try:
             while into:

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from pipeline.engine.streaming.blocks import Block, BlockFiles, memory
+from pipeline.engine.streaming.blocks import Block, BlockFiles
+from pipeline.stores.kv.formats import as_bytes
 
 
 class RowTable:
@@ -22,7 +23,7 @@ class RowTable:
     def rows(self, indices: torch.Tensor) -> torch.Tensor:
         """(len(indices), width) of these rows; ``indices`` is on the CPU."""
         found = torch.empty(len(indices), self._width, dtype=self._blocks[0].dtype)
-        data, row_bytes = memory(found), self._width * found.element_size()
+        data, row_bytes = as_bytes(found), self._width * found.element_size()
         for place, index in enumerate(indices.tolist()):
             block = self._blocks[index // self._step]
             self._files.read_row(block, index % self._step, data[place * row_bytes : (place + 1) * row_bytes])
