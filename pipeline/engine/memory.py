@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import re
-import sys
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import torch
+
+from pipeline.vitals import peak_resident_bytes
 
 
 class PeakMemory:
@@ -34,18 +34,3 @@ class PeakMemory:
             self.bytes = sum(torch.cuda.max_memory_allocated(card) for card in range(torch.cuda.device_count()))
         else:
             self.bytes = peak_resident_bytes()
-
-
-def peak_resident_bytes() -> int:
-    """High-water mark of this process's resident memory; 0 where the system does not tell."""
-    with contextlib.suppress(OSError):
-        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii", errors="replace"))
-        if found:
-            return int(found[1]) * 1024
-    if sys.platform == "win32":
-        import psutil
-
-        return int(psutil.Process().memory_info().peak_wset)
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

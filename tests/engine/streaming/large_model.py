@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from pipeline.engine.memory import peak_resident_bytes
 from pipeline.engine.quiet import import_bitsandbytes
 from pipeline.engine.streaming.blocks import write_blocks
 from pipeline.records import Decode, Plan, Request
+from pipeline.vitals import peak_resident_bytes
 from tests.engine.streaming.opened import answers, engine_on, opened
 
 SHAPE: dict[str, Any] = {
