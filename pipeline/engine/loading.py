@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -14,7 +15,7 @@ import torch
 from pipeline.config import ModelConfig
 from pipeline.engine.forward import input_device
 from pipeline.engine.location import Location, fetch_weights, locate
-from pipeline.engine.memory import PeakMemory
+from pipeline.engine.memory import PeakMemory, large_blocks_given_back
 from pipeline.engine.numerics import INT8_THRESHOLD, architecture, resolve_attention, settle_quantization, torch_dtype
 from pipeline.engine.placement import Placement, plan_placement, size
 from pipeline.engine.quiet import import_bitsandbytes, quiet_libraries
@@ -49,7 +50,8 @@ def load_model(
     _require_disk_space(placement, offload_folder)
     say(f"loading {config.id}: {placement.describe()}")
     started = time.monotonic()
-    with PeakMemory() as peak:
+    tidy = large_blocks_given_back() if config.quantization != "none" else contextlib.nullcontext()
+    with PeakMemory() as peak, tidy:
         model = _read_weights(config, dtype, place, placement, offload_folder)
     compute_as_asked(model, dtype)
     facts = {
