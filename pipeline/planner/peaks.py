@@ -72,14 +72,16 @@ def stored(shape: ModelShape, stored_dtype: str | None, dtype: str) -> Files:
     return Files(shape.parameters * dtype_bytes(kept), kept == dtype)
 
 
-def mapped_bytes(files: Files, quantization: str, working: bool) -> int:
+def mapped_bytes(shape: ModelShape, files: Files, quantization: str, dtype: str, working: bool) -> int:
     """Pages of the weight files that count as resident beside the weights. The system takes them back when memory is short.
 
-    Files are mapped while they are read; weights in the same numbers are then used where they lie, and keep the whole file mapped.
+    Files are mapped while they are read; weights in the same numbers are then used where they lie, and keep the whole file mapped. So do
+    embeddings of a quantized model, whose pages are then not counted twice.
     """
-    if quantization == "none":
-        return 0 if files.same_numbers or working else files.stored_bytes
-    return files.stored_bytes if files.same_numbers or not working else 0
+    if not files.same_numbers:
+        return 0 if working else files.stored_bytes
+    used_there = sum(weight.stored_bytes(quantization, dtype) for weight in shape.weights if quantization == "none" or not weight.shrinks)
+    return max(0, files.stored_bytes - used_there)
 
 
 def head_copy_bytes(shape: ModelShape, dtype: str, logits: int, on_card: bool) -> int:

@@ -34,13 +34,17 @@ def peaks_of(shape: ModelShape, wish: Wish, have: Room, need: Need, chunk_tokens
     far = max(need.far_bytes, shape.far_bytes(wish.typical_tokens, wish.kept_dtype, rows)) if rows and place == "disk" else 0
     disk = weights["disk"] + far
     if have.on_card:
-        mapped = files.stored_bytes
+        pages = files.stored_bytes
         copies = near if place == "disk" else 0  # on their way to the card
-        return Peaks(CARD_CONTEXT_BYTES * have.cards + on_device, in_ram + mapped + copies, disk, mapped, activations, cache)
-    loading = in_ram + weights["device"] + mapped_bytes(files, wish.quantization, working=False)
-    working = in_ram + on_device + mapped_bytes(files, wish.quantization, working=True)
-    mapped = mapped_bytes(files, wish.quantization, working=working >= loading)
-    return Peaks(0, max(loading, working), disk, mapped, activations, cache)
+        return Peaks(CARD_CONTEXT_BYTES * have.cards + on_device, in_ram + pages + copies, disk, pages, activations, cache)
+    streamed = where.verdict == "split" and wish.quantization != "none"  # read by explicit reads
+
+    def mapped(*, working: bool) -> int:
+        return 0 if streamed else mapped_bytes(shape, files, wish.quantization, wish.dtype, working)
+
+    loading = in_ram + weights["device"] + mapped(working=False)
+    working = in_ram + on_device + mapped(working=True)
+    return Peaks(0, max(loading, working), disk, mapped(working=working >= loading), activations, cache)
 
 
 def _cache(shape: ModelShape, wish: Wish, need: Need, place: str, rows: int) -> int:

@@ -31,12 +31,19 @@ def test_the_longest_rows_count() -> None:
 
 
 def test_files_stay_mapped_where_weights_are_used_as_they_lie() -> None:
-    same, other = Files(1000, same_numbers=True), Files(1000, same_numbers=False)
-    assert mapped_bytes(same, "none", working=True) == 0  # the weights are those pages
-    assert mapped_bytes(same, "nf4", working=True) == 1000
-    assert (mapped_bytes(other, "nf4", working=False), mapped_bytes(other, "nf4", working=True)) == (1000, 0)
-    assert stored(DEMO, "float32", "float32") == Files(DEMO.parameters * 4, same_numbers=True)
-    assert stored(DEMO, None, "float32") == Files(DEMO.parameters * 2, same_numbers=False)
+    files = stored(DEMO, "float32", "float32")
+    assert files == Files(DEMO.parameters * 4, same_numbers=True)
+    assert mapped_bytes(DEMO, files, "none", "float32", working=True) == 0  # the weights are those pages
+    shrunk = sum(weight.parameters for weight in DEMO.weights if weight.shrinks)
+    for quantization in ("nf4", "int8"):  # embeddings and norms are; what was read to be shrunk stays beside
+        assert mapped_bytes(DEMO, files, quantization, "float32", working=True) == shrunk * 4
+
+
+def test_files_in_other_numbers_are_mapped_while_they_are_read() -> None:
+    other = stored(DEMO, None, "float32")
+    assert other == Files(DEMO.parameters * 2, same_numbers=False)
+    assert mapped_bytes(DEMO, other, "nf4", "float32", working=False) == DEMO.parameters * 2
+    assert mapped_bytes(DEMO, other, "nf4", "float32", working=True) == 0
 
 
 def test_many_logits_cost_a_copy_of_the_head() -> None:
