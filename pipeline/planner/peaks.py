@@ -1,7 +1,7 @@
 """The most memory that a night holds at once: weights, the slots of rows under way, a pass, and the process around them.
 
 Measured with the demo model on Linux (float32, two threads, passes of 256 to 1,024 tokens): a worker's resident memory is 429 MiB
-after its imports, 40 MiB more once the model has run, and grows with a pass by 4.5 times the tensors that are alive at its fullest
+after its imports, 40 MiB more once the model has run, and grows with a pass by 5 to 6 times the tensors that are alive at its fullest
 moment, because the C library keeps what was freed in pieces. A graphics card's allocator keeps less; its share is a guess so far.
 """
 
@@ -18,7 +18,7 @@ from pipeline.planner.shape import ModelShape
 PROCESS_BYTES, LIBRARY_BYTES = 430 * 2**20, 40 * 2**20
 # What a CUDA context takes of a card, and of RAM beside it.
 CARD_CONTEXT_BYTES = 450 * 2**20
-HEAP_FACTOR, CARD_FACTOR = 4.5, 1.3
+HEAP_FACTOR, CARD_FACTOR = 5.5, 1.3
 _SMALLEST_SLOT = 64
 # The most positions whose logits were seen to cost no copy of the head.
 _PLAIN_LOGITS = 16
