@@ -91,9 +91,11 @@ def look(config: Config, machine: Hardware | None = None, *, measure_machine: bo
 
 
 def _measured(ground: Ground, dtype: str) -> Ground:
+    from pipeline.engine.streaming.numbers4 import unpacking_rate  # with it comes torch
+
     folder = Path(ground.config.run.directory)
     scratch = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
-    found = measured_rates(cache_folder(), scratch, dtype)
+    found = measured_rates(cache_folder(), scratch, dtype, unpacking=unpacking_rate)
     kept = ground.machine.rates
     known = {name: getattr(kept, name) for name in kept.__dataclass_fields__ if name != "origin" and getattr(kept, name) is not None}
     origin = kept.origin if ground.calibration.measured else found.origin

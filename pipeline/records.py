@@ -217,11 +217,21 @@ Placement = Literal["device", "offloaded", "disk", "quantized"]
 
 
 @dataclass(frozen=True, slots=True)
+class Streaming:
+    """How weights pass through the device: bytes of them that stay, what is loaded together, rows that go through it together."""
+
+    resident_bytes: int
+    grain: Literal["layer", "module"]
+    micro_batch_rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Frozen decisions, made before weights are loaded, that the engine obeys. Sizes in tokens, rows and bytes.
 
     ``batch_tokens`` bounds rows × longest row of a batch (prompt plus new tokens); ``lossy_last_resort`` allows a cache in
-    8-bit numbers for a document that does not fit otherwise; ``reasons`` say in sentences why.
+    8-bit numbers for a document that does not fit otherwise; ``streaming`` is for weights that do not fit, else None; ``reasons``
+    say in sentences why.
     """
 
     dtype: str
@@ -235,6 +245,7 @@ class Plan:
     kv_bytes_per_token: int
     threads: int | None = None
     lossy_last_resort: bool = False
+    streaming: Streaming | None = None
     reasons: tuple[str, ...] = ()
 
 

@@ -26,7 +26,7 @@ from pipeline.backends import open_backend
 from pipeline.config import parse_config
 from pipeline.engine.base import Backend, Engine
 from pipeline.errors import OvernightError
-from pipeline.records import Plan
+from pipeline.records import Plan, Streaming
 from pipeline.vitals import peak_card_bytes, peak_resident_bytes, resident_bytes
 from pipeline.wire import pack_generation, read_message, unpack_request, write_message
 
@@ -122,7 +122,8 @@ def _die_with_parent() -> None:
 
 
 def _plan(packed: dict[str, Any]) -> Plan:
-    return Plan(**{**packed, "reasons": tuple(packed["reasons"])})
+    streaming = packed["streaming"]
+    return Plan(**{**packed, "streaming": streaming and Streaming(**streaming), "reasons": tuple(packed["reasons"])})
 
 
 def pack_plan(plan: Plan) -> dict[str, Any]:

@@ -82,9 +82,9 @@ class TransformersBackend:
         return engine, {**loaded.facts, "engine": kind, "kv_store": told}
 
     def _load(self, plan: Plan, offload_folder: Path, say: Callable[[str], None]) -> LoadedModel:
-        reason = why_streamed(self._config, self._location, plan.dtype)
+        reason = why_streamed(self._config, self._location, plan)
         if reason is not None:
-            return open_streamed(self._config, self._location, plan.dtype, self._weights, say, reason)
+            return open_streamed(self._config, self._location, plan.dtype, self._weights, say, reason, plan.streaming)
         return load_model(self._config.model, plan.dtype, offload_folder, say, self._location)
 
     def store_facts(self, *, close: bool = False) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ from pipeline.planner.hardware import Hardware
 from pipeline.planner.keeping import keeping
 from pipeline.planner.rooms import Need, Place, Room, Wish, rooms
 from pipeline.planner.shape import ModelShape
+from pipeline.planner.streaming import Sweep
 from pipeline.planner.throughput import Duration, Step
 from pipeline.planner.timing import TaskTime, Timing, moved_bytes
 from pipeline.planner.totals import peaks_of
@@ -31,6 +32,7 @@ class Forecast:
     ``ram_mapped_bytes`` of the RAM peak are pages of the weight files, which the system takes back when memory is short.
     ``cache_room_bytes`` is what rows may fill together, ``batch_tokens`` rows x longest row of them. ``store_bytes`` are all documents'
     caches as the store would keep them, ``disk_peak_bytes`` those that it will.
+    ``sweep`` where weights are streamed; ``most_rows`` are those worth decoding together, whatever fits.
     ``reasons`` follow the decision in order; ``next_steps`` say what would have to change for the next better one.
     """
 
@@ -38,12 +40,14 @@ class Forecast:
     weights_bytes: dict[Place, int]
     cache_place: Place
     rows: int
+    most_rows: int
     context_tokens: int
     vram_peak_bytes: int
     ram_peak_bytes: int
     disk_peak_bytes: int
     ram_mapped_bytes: int
     activation_bytes: int
+    sweep: Sweep | None
     cache_bytes: int
     cache_room_bytes: int
     batch_tokens: int
@@ -74,7 +78,7 @@ def decide(shape: ModelShape, hardware: Hardware, wish: Wish) -> Forecast:
     chunk = wish.chunk_tokens or have.chunk_tokens
     need = Need.of(shape, wish, chunk, have.on_card)
     reasons = [_about(shape, need, wish, have)]
-    where = settle(need, have, wish, reasons)
+    where = settle(shape, need, have, wish, hardware.rates, reasons)
     rows = where.rows(shape, have, wish)
     timing = Timing.of(shape, have, hardware.rates, wish, where, rows) if rows else Timing()
     reasons += _rows_and_time(rows, timing, wish, have)
@@ -89,15 +93,17 @@ def decide(shape: ModelShape, hardware: Hardware, wish: Wish) -> Forecast:
         weights_bytes=where.weights,
         cache_place=where.cache_place,
         rows=rows,
+        most_rows=where.most_rows(have, wish),
         context_tokens=wish.context_tokens,
         vram_peak_bytes=peaks.vram,
         ram_peak_bytes=peaks.ram,
         disk_peak_bytes=peaks.disk + kept.store_bytes,
         ram_mapped_bytes=peaks.mapped,
         activation_bytes=peaks.activations,
+        sweep=where.sweep,
         cache_bytes=peaks.cache,
         cache_room_bytes=where.room_bytes,
-        batch_tokens=where.batch_tokens(shape, wish, wish.rows or have.most_rows),
+        batch_tokens=where.batch_tokens(shape, wish, where.most_rows(have, wish)),
         transfer_bytes=moved_bytes(shape, wish, where, rows),
         step=timing.step,
         load_seconds=timing.load,
@@ -135,6 +141,8 @@ def _rows_and_time(rows: int, timing: Timing, wish: Wish, have: Room) -> list[st
             f"each step moves bytes for {duration(step.transfer_seconds)} over {have.link_name}, and computes for "
             f"{duration(step.resident_seconds)}: {hides}, decoding is {step.slowdown:.1f} times slower than with everything on the device"
         )
+    if step is not None:
+        found.append(f"decoding gives at most {rows / step.seconds:,.1f} tokens a second in all; what sets the pace is {step.bound}")
     if timing.work is not None and timing.work.documents:
         low, high = timing.work.range_seconds
         span = f" ({duration(low)} to {duration(high)} by the sample of lengths)" if timing.work.relative_error else ""

@@ -36,7 +36,7 @@ class Rates:
     to_device_bytes_per_second: float | None = None
     from_device_pinned_bytes_per_second: float | None = None
     from_device_bytes_per_second: float | None = None
-    dequantize_weights_per_second: float | None = None  # nf4 unpacked before the product; None where that is not the bottleneck
+    dequantize_weights_per_second: float | None = None  # nf4 unpacked before the product; None where products take it as it is
     # Of one model, calibrated by `bench` or `plan --measure`; they scale the formulas to what was measured at these sizes.
     prefill_tokens_per_second: float | None = None
     prefill_at_tokens: int | None = None

@@ -28,17 +28,19 @@ _MATMUL_SIDE = 1024
 _REPEATS = 3
 
 
-def measured_rates(cache_folder: Path, scratch_folder: Path, dtype: str = "float32", again: bool = False) -> Rates:
+def measured_rates(
+    cache_folder: Path, scratch_folder: Path, dtype: str = "float32", *, unpacking: Callable[[str], float | None], again: bool = False
+) -> Rates:
     """Rates of this machine, from ``cache_folder``/hardware.json if they were measured on it before, else measured now.
 
     ``scratch_folder`` is where the disk is tried (64 MiB, removed again). Never raises for a disk that is full or read-only: that rate
-    is then None.
+    is then None. ``unpacking`` measures the numbers a second that 4-bit weights give in a dtype, which only the engine knows.
     """
     key, path = machine_key(scratch_folder, dtype), cache_folder / "hardware.json"
     kept = _read(path)
     if not again and key in kept and (known := _rates(kept[key])) is not None:
         return known
-    found = _measure(scratch_folder, dtype)
+    found = replace(_measure(scratch_folder, dtype), dequantize_weights_per_second=unpacking(dtype))
     kept[key] = asdict(found)
     with contextlib.suppress(OSError, StoppedEarly):  # a cache that cannot be written costs the seconds again
         cache_folder.mkdir(parents=True, exist_ok=True)

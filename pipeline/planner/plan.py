@@ -15,15 +15,13 @@ from pipeline.planner.peaks import PROCESS_BYTES
 from pipeline.planner.rooms import (
     CHUNK_TOKENS_ON_CARD,
     CHUNK_TOKENS_ON_CPU,
-    ROWS_ON_CARD,
-    ROWS_ON_CPU,
     USABLE_SHARE,
     Place,
     StoreWish,
     Wish,
 )
 from pipeline.planner.shape import ModelShape
-from pipeline.records import Placement, Plan
+from pipeline.records import Placement, Plan, Streaming
 
 # A prompt that is not even as long as this is of no use.
 _LEAST_TOKENS = 512
@@ -81,8 +79,9 @@ def plan_of(config: Config, shape: ModelShape, hardware: Hardware, resolved: Map
     """The decisions of ``forecast`` as the engine obeys them. Raises DoesNotFit."""
     machine = usable(config, hardware)
     on_card, context, dtype = bool(machine.gpu_bytes), forecast.context_tokens, str(resolved["dtype"])
-    rows = config.engine.batch_rows or (ROWS_ON_CARD if on_card else ROWS_ON_CPU)
+    rows = config.engine.batch_rows or forecast.most_rows
     tokens = config.engine.batch_tokens or forecast.batch_tokens
+    sweep = forecast.sweep
     if tokens < min(context, _LEAST_TOKENS) or (not forecast.fits and _refuses(forecast, shape)):
         raise DoesNotFit(_sentence(shape, forecast, context, dtype))
     reasons = [*forecast.reasons, *_about_context(config, shape, context), *_about_cache(config, forecast, on_card)]
@@ -100,6 +99,7 @@ def plan_of(config: Config, shape: ModelShape, hardware: Hardware, resolved: Map
         kv_bytes_per_token=shape.kv_bytes_per_token(dtype),
         threads=config.engine.threads or hardware.cores,
         lossy_last_resort=config.kv_cache.lossy_last_resort,
+        streaming=Streaming(sweep.weights["device"], sweep.grain, sweep.micro_batch_rows) if sweep else None,
         reasons=tuple(reasons),
     )
 

@@ -83,13 +83,31 @@ class Step:
     weights_seconds: float
     cache_seconds: float
     compute_seconds: float
+    unpack_seconds: float = 0.0
     transfer_seconds: float = 0.0
-    hidden: bool = True
 
     @property
     def resident_seconds(self) -> float:
-        """Were everything in the memory of the device that computes."""
-        return max(self.weights_seconds + self.cache_seconds, self.compute_seconds)
+        """Were everything in the memory of the device that computes. Weights in 4 bits become plain numbers first."""
+        return self.unpack_seconds + max(self.weights_seconds + self.cache_seconds, self.compute_seconds)
+
+    @property
+    def hidden(self) -> bool:
+        """Whether computing takes as long as what travels meanwhile."""
+        return self.transfer_seconds <= self.resident_seconds
+
+    @property
+    def bound(self) -> str:
+        """What sets the pace: the largest part, or the transfer where that is not hidden."""
+        if not self.hidden:
+            return "fetching what is not on the device"
+        parts = {
+            "computing": self.compute_seconds,
+            "unpacking the weights": self.unpack_seconds,
+            "reading weights from memory": self.weights_seconds,
+            "reading the cache": self.cache_seconds,
+        }
+        return max(parts, key=lambda name: parts[name])
 
     @property
     def seconds(self) -> float:
@@ -123,20 +141,40 @@ def decode_step(
     if rates.decode_tokens_per_second and (rates.decode_at_rows or rows == 1):
         at_rows = rates.decode_at_rows or 1
         there = _resident_parts(shape, speed, quantization, dtype, at_rows, rates.decode_at_tokens or tokens)
-        factor = at_rows / rates.decode_tokens_per_second / max(there[0] + there[1], there[2])
-        parts = (parts[0] * factor, parts[1] * factor, parts[2] * factor)  # the sum is known, the parts keep their proportion
+        factor = at_rows / rates.decode_tokens_per_second / Step(*there).resident_seconds
+        first, second, third, fourth = (part * factor for part in parts)  # the sum is known, the parts keep their proportion
+        parts = (first, second, third, fourth)
     transfer = transferred_bytes / link_bytes_per_second if transferred_bytes and link_bytes_per_second else 0.0
-    return Step(*parts, transfer, transfer <= max(parts[0] + parts[1], parts[2]))
+    return Step(*parts, transfer)
 
 
-def _resident_parts(shape: ModelShape, speed: Speed, quantization: str, dtype: str, rows: int, tokens: int) -> tuple[float, float, float]:
-    """Seconds of one step by the formulas: reading the weights, reading the cache, multiplying."""
+def _resident_parts(
+    shape: ModelShape, speed: Speed, quantization: str, dtype: str, rows: int, tokens: int
+) -> tuple[float, float, float, float]:
+    """Seconds of one step by the formulas: reading the weights, reading the cache, multiplying, unpacking the weights."""
     weights = shape.read_bytes_per_step(quantization, dtype, rows) / speed.memory
-    unpacking = speed.rates.dequantize_weights_per_second
-    if quantization == "nf4" and unpacking:
-        weights += sum(weight.parameters for weight in shape.weights if weight.shrinks) / unpacking
     cache = shape.kv_bytes(tokens, dtype, rows) / speed.memory
-    return weights, cache, 2.0 * shape.matmul_parameters * rows / speed.arithmetic
+    return weights, cache, 2.0 * shape.matmul_parameters * rows / speed.arithmetic, unpack_seconds(shape, speed.rates, quantization)
+
+
+def unpack_seconds(shape: ModelShape, rates: Rates, quantization: str) -> float:
+    """Time to turn all weights in 4 bits into plain numbers once; 0 where products take them as they are, or no rate is known."""
+    rate = rates.dequantize_weights_per_second
+    return sum(weight.parameters for weight in shape.weights if weight.shrinks) / rate if quantization == "nf4" and rate else 0.0
+
+
+def fetch_seconds(disk_bytes: int, ram_bytes: int, rates: Rates, *, on_card: bool) -> float | None:
+    """Time for bytes that travel to the device: the disk and the link to a card work side by side. None: a rate is not known."""
+    disk = _over(disk_bytes, rates.disk_read_bytes_per_second)
+    link_rate = rates.to_device_pinned_bytes_per_second or rates.to_device_bytes_per_second
+    link = _over(disk_bytes + ram_bytes, link_rate) if on_card else _over(ram_bytes, rates.memory_bytes_per_second)
+    return None if disk is None or link is None else max(disk, link)
+
+
+def _over(size_bytes: int, bytes_per_second: float | None) -> float | None:
+    if not size_bytes:
+        return 0.0
+    return size_bytes / bytes_per_second if bytes_per_second else None
 
 
 def transfer_seconds(moved_bytes: int, bytes_per_second: float) -> float:

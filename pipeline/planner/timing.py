@@ -14,8 +14,10 @@ from pipeline.planner.throughput import (
     Speed,
     Step,
     decode_step,
+    fetch_seconds,
     load_seconds,
     prefill_seconds,
+    unpack_seconds,
     work_duration,
 )
 from pipeline.planner.where import Where
@@ -52,9 +54,8 @@ class Timing:
         """Of weights and cache at their places and ``rows`` rows."""
         if rates.memory_bytes_per_second is None or rates.matmul_per_second is None:
             return cls()
-        weights = where.weights
-        speed, far, tokens = Speed(rates), weights["ram"] + weights["disk"], wish.typical_tokens
-        link = have.link_bytes_per_second(rates, bool(weights["disk"]) or where.cache_place == "disk")
+        speed, far, tokens = Speed(rates), where.fetched_bytes, wish.typical_tokens
+        link = _link(have, rates, where)
         step = decode_step(
             shape, speed, quantization=wish.quantization, dtype=wish.dtype, rows=rows, tokens=tokens,
             transferred_bytes=moved_bytes(shape, wish, where, rows), link_bytes_per_second=link,
@@ -62,6 +63,8 @@ class Timing:
         known_disk = rates.disk_read_bytes_per_second is not None
         reading = _Reading(shape, speed, wish, where, wish.chunk_tokens or have.chunk_tokens, link)
         fetching = far / link if far and link else 0.0
+        if where.sweep:  # a pass over prompts unpacks weights, too, once for all of them
+            fetching += unpack_seconds(shape, rates, wish.quantization)
         tasks = tuple(_task_time(reading, load, step, rows, fetching, index) for index, load in enumerate(wish.loads))
         work = _together(tasks)
         if work is None and wish.work is not None:
@@ -84,11 +87,20 @@ def _stored_bytes(shape: ModelShape, wish: Wish) -> int:
     return shape.parameters * dtype_bytes(stored)
 
 
+def _link(have: Room, rates: Rates, where: Where) -> float | None:
+    """Bytes a second of all that is fetched at a step, from wherever it is."""
+    if where.sweep and where.sweep.swept_bytes and where.cache_place == "device":
+        in_ram = where.weights["ram"]
+        seconds = fetch_seconds(max(0, where.sweep.swept_bytes - in_ram), in_ram, rates, on_card=have.on_card)
+        return where.sweep.swept_bytes / seconds if seconds else None
+    return have.link_bytes_per_second(rates, bool(where.weights["disk"]) or where.cache_place == "disk")
+
+
 def moved_bytes(shape: ModelShape, wish: Wish, where: Where, rows: int) -> int:
     """Bytes that one decoding step fetches: weights that are not on the device, and a cache that is not."""
     tokens, dtype = wish.typical_tokens, wish.kept_dtype
     cached = {"device": 0, "ram": shape.kv_bytes(tokens, dtype, rows), "disk": shape.far_bytes(tokens, dtype, rows)}[where.cache_place]
-    return where.weights["ram"] + where.weights["disk"] + cached
+    return where.fetched_bytes + cached
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +167,7 @@ def _least_share(step: Step, rows: int, batch: int) -> float:
     """How many times more a row pays in a step of ``batch`` rows than in one of ``rows``: fewer share what does not depend on rows."""
     if not step.seconds:
         return 1.0
-    fixed = min(step.weights_seconds + step.transfer_seconds, step.seconds)
+    fixed = min(step.unpack_seconds + step.weights_seconds + step.transfer_seconds, step.seconds)
     fewer = max(fixed + step.cache_seconds * batch / rows, step.compute_seconds * batch / rows)
     return (fewer / batch) / (step.seconds / rows)
 

@@ -29,18 +29,17 @@ def peaks_of(shape: ModelShape, wish: Wish, have: Room, need: Need, chunk_tokens
     near = cache if place == "device" else max(need.near_bytes, shape.near_bytes(wish.typical_tokens, wish.kept_dtype, rows)) if rows else 0
     activations = _pass(shape, wish, have, need, chunk_tokens, rows) if wish.questions and rows else need.activation_bytes
     files = stored(shape, wish.stored_dtype, wish.dtype)
-    on_device = weights["device"] + activations + near
+    on_device = weights["device"] + activations + near + (where.sweep.working_bytes if where.sweep else 0)
     in_ram = wish.process_bytes + LIBRARY_BYTES + weights["ram"] + (cache if place == "ram" else 0)
     far = max(need.far_bytes, shape.far_bytes(wish.typical_tokens, wish.kept_dtype, rows)) if rows and place == "disk" else 0
     disk = weights["disk"] + far
     if have.on_card:
-        pages = files.stored_bytes
+        pages = 0 if where.sweep else files.stored_bytes
         copies = near if place == "disk" else 0  # on their way to the card
         return Peaks(CARD_CONTEXT_BYTES * have.cards + on_device, in_ram + pages + copies, disk, pages, activations, cache)
-    streamed = where.verdict == "split" and wish.quantization != "none"  # read by explicit reads
 
-    def mapped(*, working: bool) -> int:
-        return 0 if streamed else mapped_bytes(shape, files, wish.quantization, wish.dtype, working)
+    def mapped(*, working: bool) -> int:  # what is streamed is read, not mapped
+        return 0 if where.sweep else mapped_bytes(shape, files, wish.quantization, wish.dtype, working)
 
     loading = in_ram + weights["device"] + mapped(working=False)
     working = in_ram + on_device + mapped(working=True)

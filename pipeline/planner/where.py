@@ -1,7 +1,8 @@
 """Where weights and cache go: the first of the steps that works, with its sentence, and the rows that the room then holds.
 
-Fits as it is; else the cache goes to RAM; else to the disk; else weights are split, those that are quantized by streaming them. Only the
-user may choose what changes answers (quantization of weights or of the cache, a shorter context): that is suggested, never done.
+Fits as it is; else the cache goes to RAM; else to the disk; else weights are split, those that are quantized by streaming them
+(``planner/streaming.py``). Only the user may choose what changes answers (quantization of weights or of the cache, a shorter context):
+that is suggested, never done.
 """
 
 from __future__ import annotations
@@ -10,27 +11,42 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.planner.describing import amount
+from pipeline.planner.hardware import Rates
 from pipeline.planner.rooms import CACHE_SHARE, Need, Place, Room, Wish
 from pipeline.planner.shape import ModelShape
+from pipeline.planner.streaming import Sweep, best_sweep
 
 Verdict = Literal["resident", "cache offloaded", "split", "does not fit"]
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Bytes of weights by place, the place of the cache, and the bytes that rows may fill together: there, and in memory beside it."""
+    """Bytes of weights by place, the place of the cache, and the bytes that rows may fill together: there, and in memory beside it.
+
+    ``sweep`` where weights are streamed.
+    """
 
     verdict: Verdict
     weights: dict[Place, int]
     cache_place: Place
     room_bytes: int = 0
     near_room_bytes: int = 0
+    sweep: Sweep | None = None
+
+    @property
+    def fetched_bytes(self) -> int:
+        """Of weights, at every step."""
+        return self.sweep.swept_bytes if self.sweep else self.weights["ram"] + self.weights["disk"]
+
+    def most_rows(self, have: Room, wish: Wish) -> int:
+        """Rows worth decoding together, whether they fit or not."""
+        return wish.rows or (max(self.sweep.rows, have.most_rows) if self.sweep else have.most_rows)
 
     def rows(self, shape: ModelShape, have: Room, wish: Wish) -> int:
         """Rows of a typical length that decode together; none where nothing fits."""
         if self.verdict == "does not fit":
             return 0
-        most, tokens, dtype = wish.rows or have.most_rows, wish.typical_tokens, wish.kept_dtype
+        most, tokens, dtype = self.most_rows(have, wish), wish.typical_tokens, wish.kept_dtype
         fit = _times(self.room_bytes, shape.kv_bytes(tokens, dtype), most)
         if self.cache_place != "device":
             fit = min(fit, _times(self.near_room_bytes, shape.near_bytes(tokens, dtype), most))
@@ -54,13 +70,16 @@ def _times(room_bytes: int, each_bytes: int, most: int) -> int:
     return room_bytes // each_bytes if each_bytes else most
 
 
-def settle(need: Need, have: Room, wish: Wish, reasons: list[str]) -> Where:
+def settle(shape: ModelShape, need: Need, have: Room, wish: Wish, rates: Rates, reasons: list[str]) -> Where:
     """Decide; each step that is passed leaves its sentence in ``reasons``."""
     verdict, weights, cache_place = _place(need, have, wish, reasons)
-    near = have.device_bytes - weights["device"] - need.activation_bytes
+    sweep = None
+    if verdict == "split" and wish.quantization != "none":
+        verdict, weights, cache_place, sweep = _stream(shape, need, have, wish, rates, reasons)
+    near = have.device_bytes - weights["device"] - need.activation_bytes - (sweep.working_bytes if sweep else 0)
     left = {"device": near, "ram": have.ram_bytes - weights["ram"], "disk": have.disk_bytes - weights["disk"]}[cache_place]
     beside = near if cache_place != "device" else 0
-    return Where(verdict, weights, cache_place, max(0, int(left * CACHE_SHARE)), max(0, int(beside * CACHE_SHARE)))
+    return Where(verdict, weights, cache_place, max(0, int(left * CACHE_SHARE)), max(0, int(beside * CACHE_SHARE)), sweep)
 
 
 def _place(need: Need, have: Room, wish: Wish, reasons: list[str]) -> tuple[Verdict, dict[Place, int], Place]:
@@ -83,7 +102,9 @@ def _place(need: Need, have: Room, wish: Wish, reasons: list[str]) -> tuple[Verd
     if wish.quantization != "none" and not wish.may_stream:
         reasons.append(f"weights in {wish.quantization} can be elsewhere only if they are streamed, which engine.weights does not allow")
         return "does not fit", resident, "device"
-    return _split(need, have, asked, reasons, wish.quantization)
+    if wish.quantization != "none":
+        return "split", resident, asked or "device"  # by streaming, if that holds
+    return _split(need, have, asked, reasons)
 
 
 def _resident(need: Need) -> dict[Place, int]:
@@ -120,22 +141,51 @@ def _overflow(need: Need, have: Room, asked: Place | None, reasons: list[str]) -
     return "does not fit", _resident(need), "device"
 
 
-def _split(need: Need, have: Room, asked: Place | None, reasons: list[str], quantization: str) -> tuple[Verdict, dict[Place, int], Place]:
+def _cache_places(have: Room, asked: Place | None) -> tuple[Place, ...]:
+    return (asked,) if asked else ("device", "ram", "disk") if have.on_card else ("device", "disk")
+
+
+def _split(need: Need, have: Room, asked: Place | None, reasons: list[str]) -> tuple[Verdict, dict[Place, int], Place]:
     """Layers on the device first, then RAM, then disk; room is kept free for the one that is computed, and for one row."""
-    places: tuple[Place, ...] = (asked,) if asked else ("device", "ram", "disk") if have.on_card else ("device", "disk")
     spread: dict[Place, int] = {}
-    for place in places:
+    for place in _cache_places(have, asked):
         spread, holds = _spread(need, have, place)
         if holds:
-            names: dict[Place, str] = {"device": have.device_name, "ram": "in RAM", "disk": "on the disk"}
-            parts = [f"{amount(spread[where])} {names[where]}" for where in names if spread[where]]
-            how = "unquantized weights may be split" if quantization == "none" else f"weights in {quantization} are streamed"
-            reasons.append(f"{how}: {', '.join(parts)}; what is not on the device is fetched at every step, once for all rows")
-            if place != "device":
-                reasons.append(f"the cache is {names[place]} and comes back layer by layer at every step")
+            _say_where("unquantized weights may be split", spread, place, have, reasons)
             return "split", spread, place
-    reasons.append("graphics card, RAM and disk together do not hold it" if have.on_card else "RAM and disk together do not hold it")
+    reasons.append(_nothing_holds(have))
     return "does not fit", spread, "device"
+
+
+def _stream(
+    shape: ModelShape, need: Need, have: Room, wish: Wish, rates: Rates, reasons: list[str]
+) -> tuple[Verdict, dict[Place, int], Place, Sweep | None]:
+    """The first place of the cache with which a sweep holds."""
+    asked = None if wish.cache_place == "ram" and not have.on_card else wish.cache_place
+    for place in _cache_places(have, asked):
+        sweep = best_sweep(shape, need, have, wish, place, rates, wish.chunk_tokens or have.chunk_tokens)
+        if sweep is not None:
+            _say_where(f"weights in {wish.quantization} are streamed", sweep.weights, place, have, reasons)
+            if sweep.rows > 1:
+                reasons.append(
+                    f"up to {sweep.rows} rows share a sweep, {sweep.micro_batch_rows} at a time in each layer: more weights on the device "
+                    "and fewer rows, or the other way round, would give fewer tokens a second"
+                )
+            return "split", sweep.weights, place, sweep
+    reasons.append(_nothing_holds(have))
+    return "does not fit", _resident(need), "device", None
+
+
+def _say_where(how: str, spread: dict[Place, int], cache: Place, have: Room, reasons: list[str]) -> None:
+    names: dict[Place, str] = {"device": have.device_name, "ram": "in RAM", "disk": "on the disk"}
+    parts = [f"{amount(spread[where])} {names[where]}" for where in names if spread[where]]
+    reasons.append(f"{how}: {', '.join(parts)}; what is not on the device is fetched at every step, once for all rows")
+    if cache != "device":
+        reasons.append(f"the cache is {names[cache]} and comes back layer by layer at every step")
+
+
+def _nothing_holds(have: Room) -> str:
+    return "graphics card, RAM and disk together do not hold it" if have.on_card else "RAM and disk together do not hold it"
 
 
 def _spread(need: Need, have: Room, cache: Place) -> tuple[dict[Place, int], bool]:

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pipeline.engine.streaming.numbers4 import unpacking_rate
 from pipeline.errors import ConfigError
 from pipeline.planner.described import described, read_hardware
 from pipeline.planner.hardware import Rates, available_ram_bytes, disk_of, probe
@@ -153,14 +154,18 @@ def test_typical_cards_grow_with_memory() -> None:
 
 
 def test_rates_are_measured_once_and_kept(tmp_path: Path) -> None:
-    first = measured_rates(tmp_path / "cache", tmp_path / "scratch")
+    first = measured_rates(tmp_path / "cache", tmp_path / "scratch", unpacking=unpacking_rate)
     assert first.memory_bytes_per_second is not None
     assert 1e8 < first.memory_bytes_per_second < 1e13
     assert first.matmul_per_second is not None
     assert first.matmul_per_second > 1e8
     assert first.disk_read_bytes_per_second is not None
+    assert (first.dequantize_weights_per_second is None) == bool(probe().gpu_bytes)
+    assert (first.dequantize_weights_per_second or 1e12) > 1e7
     assert first.to_device_bytes_per_second is None or first.to_device_bytes_per_second > 0
-    assert measured_rates(tmp_path / "cache", tmp_path / "scratch") == first  # a second measurement would differ in its last digits
+    assert (
+        measured_rates(tmp_path / "cache", tmp_path / "scratch", unpacking=unpacking_rate) == first
+    )  # a second measurement would differ in its last digits
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
@@ -169,13 +174,13 @@ def test_rates_are_measured_once_and_kept(tmp_path: Path) -> None:
 )
 def test_a_damaged_cache_is_measured_again(content: str, tmp_path: Path) -> None:
     (tmp_path / "hardware.json").write_text(content.replace("KEY", machine_key(tmp_path, "float32")))
-    assert measured_rates(tmp_path, tmp_path).origin == "measured here"
+    assert measured_rates(tmp_path, tmp_path, unpacking=unpacking_rate).origin == "measured here"
     assert json.loads((tmp_path / "hardware.json").read_text())["format"] == 1
 
 
 def test_a_disk_that_cannot_be_written_leaves_its_rates_unknown(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    found = measured_rates(tmp_path / "cache", tmp_path / "file" / "below")
+    found = measured_rates(tmp_path / "cache", tmp_path / "file" / "below", unpacking=lambda _: None)
     assert found.disk_read_bytes_per_second is None
     assert found.memory_bytes_per_second is not None
 

@@ -15,20 +15,21 @@ from pipeline.engine.streaming.gates import Gates
 from pipeline.engine.streaming.lanes import LaneForward, Lanes
 from pipeline.records import Generation, Plan, Request
 
-_LANE_ROWS = 32  # of a micro-batch: products gain little beyond, and what a layer computes meanwhile is only of one
+_LANE_ROWS = 32  # of a micro-batch that nobody planned
 
 
 class StreamedEngine(ModelEngine):
     """Implements ``pipeline.engine.base.Engine``. The plan's rows and tokens bound all micro-batches together.
 
-    Each is run as ``ModelEngine`` runs its batches, with the same ways out of failure; ``lane_rows`` bounds one of them.
+    Each is run as ``ModelEngine`` runs its batches, with the same ways out of failure; ``lane_rows`` (else the plan's) bounds one of them.
     """
 
     def __init__(
-        self, model: Any, gates: Gates, plan: Plan, *, end_ids: Sequence[int], pad_id: int, attention: str, lane_rows: int = _LANE_ROWS
+        self, model: Any, gates: Gates, plan: Plan, *, end_ids: Sequence[int], pad_id: int, attention: str, lane_rows: int | None = None
     ) -> None:  # fmt: skip
         super().__init__(model, plan, end_ids=end_ids, pad_id=pad_id)
-        self._gates, self._attention, self._lane_rows = gates, attention, lane_rows
+        self._gates, self._attention = gates, attention
+        self._lane_rows = lane_rows or (plan.streaming.micro_batch_rows if plan.streaming else _LANE_ROWS)
         self._lanes: Lanes[tuple[int, Sequence[Generation]]] = Lanes(gates.weights.open, gates.heads, self._pulse)
         self._forward = LaneForward(model, self._lanes)
         self._taken: dict[int, int] = {}  # tokens of each lane's batch, by the first of its requests

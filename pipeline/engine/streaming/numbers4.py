@@ -7,6 +7,7 @@ One exception: bitsandbytes 0.50 on a processor gives wrong numbers for matrices
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch
 from pipeline.engine.quiet import import_bitsandbytes
 
 _STRETCH = 2**19  # packed bytes at once: their 4 MiB of numbers stay in a cache of the processor between two passes over them
+
+_TRIED_SHAPE = (4096, 1024)  # beyond the processor's own caches in plain numbers, and quick
 
 
 def statistics(tensors: Mapping[str, torch.Tensor], name: str, device: torch.device) -> Any:
@@ -48,6 +51,20 @@ def dequantize(packed: torch.Tensor, state: Any, out: torch.Tensor) -> None:
     _look_up(padded, scales.float(), state.code.float(), block, plain)
     if not whole:
         out.copy_(plain[:size].view(out.shape))
+
+
+def unpacking_rate(dtype: str) -> float | None:
+    """Numbers a second that ``dequantize`` gives on this processor, the best of a few; None where a card does it in no time."""
+    if torch.cuda.is_available():
+        return None
+    plain = torch.randn(_TRIED_SHAPE, generator=torch.Generator().manual_seed(1))
+    packed, state = import_bitsandbytes().functional.quantize_4bit(plain, quant_type="nf4", compress_statistics=True)
+    out, seconds = torch.empty(_TRIED_SHAPE, dtype=getattr(torch, dtype)), []
+    for _ in range(4):
+        started = time.perf_counter()
+        dequantize(packed, state, out)
+        seconds.append(time.perf_counter() - started)
+    return out.numel() / min(seconds)
 
 
 def _look_up(packed: torch.Tensor, scales: torch.Tensor, code: torch.Tensor, block: int, out: torch.Tensor) -> None:

@@ -22,6 +22,7 @@ from pipeline.engine.streaming.units import plan_tiers
 from pipeline.engine.streaming.weights import StreamedWeights, require_plain_head
 from pipeline.errors import DoesNotFit
 from pipeline.planner.hardware import available_ram_bytes
+from pipeline.records import Plan, Streaming
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class StreamedModel(LoadedModel):
         return self.gates.weights.device
 
 
-def why_streamed(config: Config, location: Location, dtype: str) -> str | None:
+def why_streamed(config: Config, location: Location, plan: Plan) -> str | None:
     """Why weights are to be streamed, as a sentence; None where they are to be loaded whole or offloaded by the library.
 
     Quantized weights are streamed where they do not fit, because the library keeps them on the device or not at all. Plain ones are
@@ -47,8 +48,12 @@ def why_streamed(config: Config, location: Location, dtype: str) -> str | None:
         return None
     if asked == "streamed":
         return "weights are streamed, as configured"
+    if plan.streaming is not None:
+        return (
+            f"weights in {plan.quantization} do not fit beside what computes with them, and only streaming keeps them quantized elsewhere"
+        )
     try:
-        placement = plan_placement(config.model, location, dtype)
+        placement = plan_placement(config.model, location, plan.dtype)
     except DoesNotFit:
         if config.model.quantization == "none":
             raise
@@ -61,9 +66,9 @@ def why_streamed(config: Config, location: Location, dtype: str) -> str | None:
 
 def open_streamed(
     config: Config, location: Location, dtype: str, weights: Mapping[str, str], say: Callable[[str], None], reason: str,
-    *, most_resident: bool = True,
+    planned: Streaming | None = None,
 ) -> StreamedModel:  # fmt: skip
-    """Prepare the weights if need be, and build the model around them. Without ``most_resident`` everything is read for each sweep.
+    """Prepare the weights if need be, and build the model around them. ``planned``: which of them stay; None: as many as fit.
 
     Raises ConfigError, DoesNotFit or StoppedEarly.
     """
@@ -76,7 +81,8 @@ def open_streamed(
         preparing_seconds = time.monotonic() - started
         skeleton = build_skeleton(config.model, location, dtype)
         require_plain_head(skeleton.model, config.model.id)
-        tiers = plan_tiers(skeleton, prepared.files, config.model.id, device_bytes, ram_bytes, most_resident=most_resident)
+        limits: dict[str, Any] = {"grain": planned.grain, "resident_bytes": planned.resident_bytes} if planned else {}
+        tiers = plan_tiers(skeleton, prepared.files, config.model.id, device_bytes, ram_bytes, **limits)
         plain_products(skeleton)
         say(f"streaming {config.model.id}: {tiers.describe(device.type)} ({reason})")
         streamed = StreamedWeights(skeleton, prepared, tiers, device)

@@ -12,7 +12,7 @@ from pipeline.engine.identity import weights_identity
 from pipeline.engine.location import locate
 from pipeline.engine.streaming.engine import StreamedEngine
 from pipeline.engine.streaming.opening import StreamedModel, open_streamed
-from pipeline.records import Generation, Plan, Request
+from pipeline.records import Generation, Plan, Request, Streaming
 
 
 def configured(folder: Path, quantization: str = "none", cpu_bytes: int | None = None, **engine: Any) -> Config:
@@ -29,7 +29,8 @@ def opened(folder: Path, quantization: str = "none", cpu_bytes: int | None = Non
     location = locate(config.model)
     say = (lambda _: None) if said is None else said.append
     identity = weights_identity(config.model, location)
-    return open_streamed(config, location, "float32", identity, say, "for a test", most_resident=cpu_bytes is not None)
+    planned = None if cpu_bytes is not None else Streaming(0, "layer", 32)
+    return open_streamed(config, location, "float32", identity, say, "for a test", planned)
 
 
 def engine_on(loaded: StreamedModel, plan: Plan, end_ids: Sequence[int] = (), lane_rows: int = 4) -> StreamedEngine:

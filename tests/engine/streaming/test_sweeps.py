@@ -13,7 +13,7 @@ from pipeline.engine.base import Listener
 from pipeline.engine.location import locate
 from pipeline.engine.streaming.opening import why_streamed
 from pipeline.errors import DoesNotFit
-from pipeline.records import Decode, Plan, Request, Score
+from pipeline.records import Decode, Plan, Request, Score, Streaming
 from tests.engine.small_models import save_llama
 from tests.engine.streaming.opened import answers, configured, engine_on, opened
 
@@ -202,12 +202,14 @@ def test_features_are_those_of_the_row_that_asked(folder: Path) -> None:
 
 
 def test_when_weights_are_streamed(folder: Path) -> None:
-    def reason(quantization: str, cpu_bytes: int, weights: str) -> str | None:
+    def reason(quantization: str, cpu_bytes: int, weights: str, streaming: Streaming | None = None) -> str | None:
         config = configured(folder, quantization, cpu_bytes, weights=weights)
-        return why_streamed(config, locate(config.model), "float32")
+        plan = dataclasses.replace(PLAN, quantization=quantization, streaming=streaming)
+        return why_streamed(config, locate(config.model), plan)
 
     assert reason("nf4", 10**9, "auto") is None
     assert "only streaming keeps them quantized" in str(reason("nf4", 300_000, "auto"))
     assert reason("none", 600_000, "auto") is None  # the page cache holds them: plain offload is faster
     assert reason("nf4", 300_000, "resident") is None
+    assert "beside what computes with them" in str(reason("nf4", 10**9, "auto", Streaming(1000, "layer", 32)))  # the plan's word counts
     assert reason("none", 10**9, "streamed") == "weights are streamed, as configured"

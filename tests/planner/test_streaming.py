@@ -1,0 +1,135 @@
+"""Weights passing through the device: what stays, how many rows share a sweep, and what sets the pace."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.planner.decide import Forecast, Wish, decide, describe
+from pipeline.planner.described import described
+from pipeline.planner.hardware import Disk, Hardware, Rates
+from pipeline.planner.peaks import LIBRARY_BYTES, PROCESS_BYTES
+from pipeline.planner.rooms import Need, rooms
+from pipeline.planner.shape import model_shape
+from pipeline.planner.streaming import best_sweep, micro_batch_rows
+from pipeline.planner.throughput import fetch_seconds
+from tests.planner.known_models import KNOWN
+
+GIB, MIB = 2**30, 2**20
+TINY = model_shape(KNOWN["TinyLlama 1.1B"].config)
+LARGE = model_shape(KNOWN["Llama 2 70B"].config)
+# Two cores: memory, products, a disk, nf4 unpacked at a billion numbers a second.
+CORES = Rates("a test", 10e9, 100e9, 1.5e9, 1e9, dequantize_weights_per_second=1e9)
+
+
+def machine(ram: str, rates: Rates = CORES, disk_bytes: int = 10**11) -> Hardware:
+    return replace(described(ram=ram), disks=(Disk("/", disk_bytes),), rates=rates)
+
+
+def tight(ram: str = "1500MiB", rates: Rates = CORES, **wish: Any) -> Forecast:
+    return decide(TINY, machine(ram, rates), Wish("nf4", "float32", 1024, **{"longest_tokens": 64, **wish}))
+
+
+def pace(found: Forecast) -> float:
+    assert found.step is not None
+    return found.rows / found.step.seconds
+
+
+def test_many_rows_share_a_sweep_and_weights_make_room_for_them() -> None:
+    alone, many = tight(rows=1), tight()
+    assert (alone.verdict, many.verdict) == ("split", "split")
+    assert many.rows >= 64
+    assert many.weights_bytes["device"] < alone.weights_bytes["device"]
+    assert pace(many) > 12 * pace(alone)
+    assert f"up to {many.rows} rows share a sweep" in "\n".join(describe(many))
+
+
+def test_no_other_number_of_rows_is_faster() -> None:
+    best = pace(tight())
+    assert all(pace(tight(rows=rows)) <= 1.06 * best for rows in (1, 8, 32, 64, 100, 128, 256))
+
+
+def test_what_sets_the_pace_is_named() -> None:
+    slow_disk = replace(CORES, disk_read_bytes_per_second=20e6)
+    words = "\n".join(describe(tight("900MiB", slow_disk)))
+    assert "computing does not hide it" in words
+    assert "what sets the pace is fetching what is not on the device" in words
+    assert "what sets the pace is computing" in "\n".join(describe(tight()))
+    assert "what sets the pace is unpacking the weights" in "\n".join(describe(tight(rows=1)))
+
+
+def test_a_sweep_leaves_out_tables_of_which_rows_are_read() -> None:
+    found = tight("900MiB")
+    embeddings = TINY.vocabulary * TINY.hidden * 4
+    assert found.transfer_bytes == found.weights_bytes["disk"] - embeddings
+
+
+def test_what_works_beside_the_weights_is_counted() -> None:
+    found = tight("900MiB")
+    assert found.sweep is not None
+    assert found.ram_peak_bytes >= PROCESS_BYTES + LIBRARY_BYTES + found.weights_bytes["device"] + found.sweep.working_bytes
+    assert found.ram_peak_bytes <= 900 * MIB
+    assert found.ram_mapped_bytes == 0  # prepared files are read, not mapped
+
+
+def test_where_no_layer_fits_single_matrices_do() -> None:
+    layers, modules = tight("1500MiB", rows=1).sweep, tight("720MiB").sweep
+    assert layers is not None
+    assert modules is not None
+    assert (layers.grain, modules.grain) == ("layer", "module")
+    plain_layer = 4 * sum(weight.parameters for weight in TINY.weights if weight.shrinks) // TINY.layers
+    assert modules.working_bytes < plain_layer / 2 < layers.working_bytes
+    assert tight("500MiB").verdict == "does not fit"
+
+
+def test_neither_may_the_disk_be_too_small() -> None:
+    found = decide(TINY, machine("900MiB", disk_bytes=10**6), Wish("nf4", "float32", 1024))
+    assert found.verdict == "does not fit"
+    assert "RAM and disk together do not hold it" in "\n".join(describe(found))
+
+
+def test_without_rates_as_many_rows_as_fit() -> None:
+    found = tight(rates=Rates())
+    assert found.verdict == "split"
+    assert found.step is None
+    assert found.rows >= 64
+
+
+def test_on_a_card_disk_and_link_work_side_by_side() -> None:
+    rates = Rates("a test", 900e9, 70e12, 3e9, 2e9, 20e9, 10e9, 20e9, 10e9)
+    assert fetch_seconds(3 * 10**9, 0, rates, on_card=True) == pytest.approx(1)
+    assert fetch_seconds(3 * 10**9, 37 * 10**9, rates, on_card=True) == pytest.approx(2)
+    assert fetch_seconds(1, 0, replace(rates, disk_read_bytes_per_second=None), on_card=True) is None
+    card = replace(described("24GiB", "64GiB"), disks=(Disk("/", 10**12),), rates=rates)
+    found, alone = (decide(LARGE, card, Wish("nf4", "float16", 4096, longest_tokens=1000, rows=rows)) for rows in (None, 1))
+    assert (found.verdict, alone.verdict) == ("split", "split")
+    assert found.vram_peak_bytes <= 24 * GIB
+    assert found.rows >= 16
+    assert pace(found) > 8 * pace(alone)
+
+
+def test_micro_batches_decode_in_the_memory_of_a_prefill_chunk() -> None:
+    for shape in (TINY, LARGE):
+        rows = micro_batch_rows(shape, "float32", 1024, 2048)
+        assert rows >= 32
+        assert rows == 32 or shape.activation_bytes(rows, "float32", rows, 2048) <= shape.activation_bytes(1024, "float32", 1, 1024)
+
+
+@given(st.integers(600, 3000), st.integers(0, 2000), st.integers(16, 1024), st.sampled_from(["nf4", "int8"]))
+def test_never_more_than_the_device_holds(mib: int, more: int, tokens: int, quantization: str) -> None:
+    wish = Wish(quantization, "float32", 1024, longest_tokens=tokens)
+    have = rooms(machine(f"{mib}MiB"))
+    need = Need.of(TINY, wish, have.chunk_tokens, have.on_card)
+    found = best_sweep(TINY, need, have, wish, "device", CORES, have.chunk_tokens)
+    if found is None:
+        return
+    caches = need.row_bytes * found.rows
+    assert found.weights["device"] + found.working_bytes + need.activation_bytes + caches <= have.device_bytes
+    assert sum(found.weights.values()) == need.weights_bytes
+    assert found.weights["device"] + found.swept_bytes + TINY.vocabulary * TINY.hidden * 4 == need.weights_bytes
+    roomier = best_sweep(TINY, need, rooms(machine(f"{mib + more}MiB")), wish, "device", CORES, have.chunk_tokens)
+    assert roomier is not None
