@@ -19,12 +19,14 @@ from pipeline.engine.streaming.blocks import BlockFiles, Damaged
 from pipeline.engine.streaming.numbers4 import dequantize, statistics
 from pipeline.engine.streaming.prepared import Prepared
 from pipeline.engine.streaming.skeleton import Skeleton
+from pipeline.engine.streaming.slabs import Slabs
 from pipeline.engine.streaming.tables import place_tables
 from pipeline.engine.streaming.units import Tiers, Unit, head_blocks
 from pipeline.errors import ConfigError
 
 _Tensors = list[torch.Tensor]
-_Layout = tuple[tuple[torch.dtype, tuple[int, ...]], ...]
+# A slab to give back if there is one, tensors on the device, and the event after which they are there.
+_Arrival = tuple[torch.Tensor | None, _Tensors, Any]
 
 
 class StreamedWeights:
@@ -37,17 +39,18 @@ class StreamedWeights:
         self._model, self._prepared = skeleton.model, prepared
         self._units = list(tiers.units)
         self.files = BlockFiles(prepared.folder)
-        self._pool: dict[_Layout, list[_Tensors]] = {}
         self._plain: dict[tuple[torch.Size, torch.dtype, int], torch.Tensor] = {}
         self._kept: dict[int, _Tensors] = {}
-        self._pending: dict[int, Future[tuple[_Tensors, _Tensors, Any]]] = {}
+        self._pending: dict[int, Future[_Arrival]] = {}
         self._empty: list[tuple[Any, str, Any]] = []
         self._open: int | None = None
         self._last: int | None = None
-        self._slab: tuple[_Tensors, Any] | None = None
+        self._slab: tuple[torch.Tensor | None, Any] = None, None
         self._after = {index: (index + 1) % len(self._units) for index in range(len(self._units))}
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]  # the library's constructor has no types
+        from_disk = [unit.blocks for unit, tier in zip(self._units, tiers.tiers, strict=True) if tier == "disk"]
+        self._slabs = Slabs(from_disk, pinned=self._side is not None)
         weakref.finalize(self, self._reader.shutdown, wait=False)
         with torch.inference_mode(mode=False), torch.no_grad():
             self._place_small(skeleton)
@@ -110,9 +113,8 @@ class StreamedWeights:
             if state is not None and hasattr(state, "SCB"):
                 state.CB = state.SCB = None
         self._empty.clear()
-        if self._slab is not None:
-            self._give_back(*self._slab)
-        self._slab = self._open = None
+        self._give_back(*self._slab)
+        self._slab, self._open = (None, None), None
 
     def _take(self, index: int) -> _Tensors:
         """The unit's tensors on the device; what is read next is started."""
@@ -124,19 +126,19 @@ class StreamedWeights:
 
     def _arrived(self, index: int) -> _Tensors:
         try:
-            host, near, event = self._fetched(index)
+            slab, near, event = self._fetched(index)
         except Damaged as damage:
             self._rebuild(damage)
-            host, near, event = self._fetched(index)
+            slab, near, event = self._fetched(index)
         if event is not None:
             stream = torch.cuda.current_stream(self.device)
             stream.wait_event(event)
             for tensor in near:
                 tensor.record_stream(stream)
-        self._slab = (host, event)
+        self._slab = (slab, event)
         return near
 
-    def _fetched(self, index: int) -> tuple[_Tensors, _Tensors, Any]:
+    def _fetched(self, index: int) -> _Arrival:
         if index not in self._pending:
             self._start(index)
         return self._pending.pop(index).result()
@@ -164,48 +166,42 @@ class StreamedWeights:
 
     def _start(self, index: int) -> None:
         for other in [other for other in self._pending if other != index]:
-            host, _, event = self._settled(other)
-            if host:
-                self._give_back(host, event)  # it was expected next and was not
+            slab, _, event = self._settled(other)
+            self._give_back(slab, event)  # it was expected next and was not
         self._pending[index] = self._reader.submit(self._fetch, index)
 
-    def _settled(self, index: int) -> tuple[_Tensors, _Tensors, Any]:
+    def _settled(self, index: int) -> _Arrival:
         try:
             return self._pending.pop(index).result()
         except (Damaged, OSError):
-            return [], [], None
+            return None, [], None
 
-    def _fetch(self, index: int) -> tuple[_Tensors, _Tensors, Any]:
-        """In the reader's thread: (host tensors to give back, tensors on the device, the copy's event)."""
+    def _fetch(self, index: int) -> _Arrival:
+        """In the reader's thread."""
         unit = self._units[index]
+        slab: torch.Tensor | None = None
         if self.tiers.tiers[index] == "ram":
-            host, given = self._kept[index], []
+            host = self._kept[index]
         else:
-            host = given = self._storage(unit)
-            self.files.read(unit.blocks, host)
+            slab, host = self._slabs.take(unit.blocks)
+            try:
+                self.files.read(unit.blocks, host)
+            except BaseException:
+                self._slabs.give_back(slab)
+                raise
         if self._side is None:
-            return given, host, None
+            return slab, host, None
         with torch.cuda.stream(self._side):
             near = [tensor.to(self.device, non_blocking=True) for tensor in host]
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # as above
             event.record(self._side)
-        return given, near, event
+        return slab, near, event
 
-    def _storage(self, unit: Unit) -> _Tensors:
-        free = self._pool.get(_layout(unit), [])
-        if free:
-            return free.pop()
-        pinned = self._side is not None
-        return [torch.empty(block.shape, dtype=block.dtype, pin_memory=pinned) for block in unit.blocks]
-
-    def _give_back(self, host: _Tensors, event: Any) -> None:
-        if not host:
-            return
+    def _give_back(self, slab: torch.Tensor | None, event: Any) -> None:
         if event is not None:
             event.synchronize()
-        free = self._pool.setdefault(tuple((tensor.dtype, tuple(tensor.shape)) for tensor in host), [])
-        if len(free) < 2:
-            free.append(host)
+        if slab is not None:
+            self._slabs.give_back(slab)
 
     # ── what stays ─────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -292,10 +288,6 @@ class StreamedWeights:
         if key not in self._plain:
             self._plain[key] = torch.empty(shape, dtype=dtype, device=self.device)
         return self._plain[key]
-
-
-def _layout(unit: Unit) -> _Layout:
-    return tuple((block.dtype, block.shape) for block in unit.blocks)
 
 
 def _int8(weight: torch.Tensor, scales: torch.Tensor) -> Any:
