@@ -107,6 +107,8 @@ def _tensor(model: Any, name: str) -> torch.Tensor:
 def _put(model: Any, name: str, tensor: torch.Tensor) -> None:
     path, _, last = name.rpartition(".")
     module = model.get_submodule(path)
+    if getattr(module, "quant_state", None) is not None:  # a module in 4 bits keeps its weight's statistics, too
+        module.quant_state = None
     (module._parameters if last in module._parameters else module._buffers)[last] = tensor  # noqa: SLF001  # no checks wanted
 
 
