@@ -7,8 +7,10 @@ One exception: bitsandbytes 0.50 on a processor gives wrong numbers for matrices
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -32,18 +34,19 @@ def statistics(tensors: Mapping[str, torch.Tensor], name: str, device: torch.dev
 def dequantize(packed: torch.Tensor, state: Any, out: torch.Tensor) -> None:
     """Fill ``out`` (the weight's shape, in its dtype).
 
-    float32 on a processor: pairs of numbers looked up by the byte, then times the scale of their block, in storage that is there already.
-    The library's own kernel, which is used for everything else, takes new memory for each weight.
+    On a processor the library's function takes new memory for each weight, whose pages cost several times what unpacking does; so its
+    kernel is called on storage that is there already. Where that cannot be, pairs of numbers are looked up by the byte.
     """
     functional = import_bitsandbytes().functional
     if out.device.type == "cuda":
         functional.dequantize_4bit(packed, state, out=out)
         return
     block, size = int(state.blocksize), out.numel()
-    if out.dtype != torch.float32 and out.shape[-1] % block == 0:
-        out.copy_(functional.dequantize_4bit(packed, state))
-        return
     scales = functional.dequantize_blockwise(state.absmax, state.state2) + state.offset if state.nested else state.absmax
+    kernel = _kernel(out.dtype) if out.shape[-1] % block == 0 else None
+    if kernel is not None:
+        kernel(packed, scales.float(), out, block)
+        return
     whole = out.dtype == torch.float32 and size % block == 0
     plain = out if whole else torch.empty(-(-size // block) * block)
     bytes_ = packed.reshape(-1)
@@ -65,6 +68,32 @@ def unpacking_rate(dtype: str) -> float | None:
         dequantize(packed, state, out)
         seconds.append(time.perf_counter() - started)
     return out.numel() / min(seconds)
+
+
+_Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], None]
+_KERNEL_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+@cache
+def _kernel(dtype: torch.dtype) -> _Kernel | None:
+    """The library's kernel for matrices in nf4 on a processor; None where this build has none, or it does not give the function's bits."""
+    from bitsandbytes.cextension import lib
+
+    found = getattr(lib, f"cdequantize_blockwise_cpu_nf4_{_KERNEL_NAMES.get(dtype)}", None)
+    if not isinstance(found, ctypes._CFuncPtr):  # type: ignore[attr-defined]  # noqa: SLF001  # the library hands out functions that raise for names it lacks
+        return None
+
+    def kernel(packed: torch.Tensor, scales: torch.Tensor, out: torch.Tensor, block: int) -> None:
+        if not (packed.is_contiguous() and scales.is_contiguous() and out.is_contiguous()):
+            raise ValueError("a kernel reads and writes rows that lie one behind another")
+        pointers = (ctypes.c_void_p(tensor.data_ptr()) for tensor in (packed, scales, out))
+        found(*pointers, *map(ctypes.c_longlong, (block, out.numel() // out.shape[-1], out.shape[-1])))
+
+    functional = import_bitsandbytes().functional
+    packed, state = functional.quantize_4bit(torch.linspace(-3, 5, 64 * 128).view(64, 128), quant_type="nf4")
+    state.dtype, tried = dtype, torch.empty(64, 128, dtype=dtype)
+    kernel(packed, state.absmax, tried, state.blocksize)
+    return kernel if torch.equal(tried, functional.dequantize_4bit(packed, state)) else None
 
 
 def _look_up(packed: torch.Tensor, scales: torch.Tensor, code: torch.Tensor, block: int, out: torch.Tensor) -> None:
