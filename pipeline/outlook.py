@@ -91,7 +91,7 @@ def look(config: Config, machine: Hardware | None = None, *, measure_machine: bo
 
 
 def _measured(ground: Ground, dtype: str) -> Ground:
-    from pipeline.engine.streaming.numbers4 import unpacking_rate  # with it comes torch
+    from pipeline.engine.numbers4 import unpacking_rate  # with it comes torch
 
     folder = Path(ground.config.run.directory)
     scratch = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())

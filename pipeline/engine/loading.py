@@ -16,6 +16,7 @@ from pipeline.config import ModelConfig
 from pipeline.engine.forward import input_device
 from pipeline.engine.location import Location, fetch_weights, locate
 from pipeline.engine.memory import PeakMemory, large_blocks_given_back
+from pipeline.engine.numbers4 import quantizing_in_pieces
 from pipeline.engine.numerics import INT8_THRESHOLD, architecture, resolve_attention, settle_quantization, torch_dtype
 from pipeline.engine.placement import Placement, plan_placement, size
 from pipeline.engine.quiet import import_bitsandbytes, quiet_libraries
@@ -50,8 +51,10 @@ def load_model(
     _require_disk_space(placement, offload_folder)
     say(f"loading {config.id}: {placement.describe()}")
     started = time.monotonic()
-    tidy = large_blocks_given_back() if config.quantization != "none" else contextlib.nullcontext()
-    with PeakMemory() as peak, tidy:
+    with PeakMemory() as peak, contextlib.ExitStack() as tidy:
+        if config.quantization != "none":
+            tidy.enter_context(large_blocks_given_back())
+            tidy.enter_context(quantizing_in_pieces())
         model = _read_weights(config, dtype, place, placement, offload_folder)
     compute_as_asked(model, dtype)
     facts = {

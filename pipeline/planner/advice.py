@@ -47,6 +47,8 @@ def next_steps(
             f"with kv_cache.placement auto RAM ({amount(have.ram_bytes)} beside) and disk ({amount(have.disk_bytes)}) are tried too"
         )
     short = need.together_bytes - have.device_bytes
+    if short <= 0:
+        return [*found, f"with model.max_memory of {amount(need.weights_bytes)} everything fits {have.device_name}"]
     found.append(f"{amount(short / have.usable_share)} more {have.memory_name} would hold everything")
     return found
 

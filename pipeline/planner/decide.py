@@ -74,7 +74,7 @@ class Forecast:
 
 def decide(shape: ModelShape, hardware: Hardware, wish: Wish) -> Forecast:
     """Where everything goes on this machine. Never raises for what does not fit: the verdict says it."""
-    have = rooms(hardware, wish.process_bytes)
+    have = rooms(hardware, wish.process_bytes, wish.most_weights_in_ram)
     chunk = wish.chunk_tokens or have.chunk_tokens
     need = Need.of(shape, wish, chunk, have.on_card)
     reasons = [_about(shape, need, wish, have)]

@@ -1,7 +1,7 @@
 """The most memory that a night holds at once: weights, the slots of rows under way, a pass, and the process around them.
 
 Measured with the demo model on Linux (float32, two threads, passes of 256 to 1,024 tokens): a worker's resident memory is 429 MiB
-after its imports, 40 MiB more once the model has run, and grows with a pass by 5 to 6 times the tensors that are alive at its fullest
+after its imports, 40 to 60 MiB more once the model has run, and grows with a pass by 5 to 6 times the tensors that are alive at its fullest
 moment, because the C library keeps what was freed in pieces. A graphics card's allocator keeps less; its share is a guess so far.
 """
 
@@ -15,11 +15,13 @@ from pipeline.planner.layers import dtype_bytes
 from pipeline.planner.shape import ModelShape
 
 # Of a worker process: resident after its imports where that was not measured here, and what libraries add when a model first runs.
-PROCESS_BYTES, LIBRARY_BYTES = 430 * 2**20, 40 * 2**20
+PROCESS_BYTES, LIBRARY_BYTES = 430 * 2**20, 50 * 2**20
 # What a CUDA context takes of a card, and of RAM beside it.
 CARD_CONTEXT_BYTES = 450 * 2**20
 HEAP_FACTOR, CARD_FACTOR = 5.5, 1.3
 _SMALLEST_SLOT = 64
+# Weights that are read at once, each by a thread of the library, before they are shrunk.
+_READ_AT_ONCE = 4
 # The most positions whose logits were seen to cost no copy of the head.
 _PLAIN_LOGITS = 16
 
@@ -82,6 +84,11 @@ def mapped_bytes(shape: ModelShape, files: Files, quantization: str, dtype: str,
         return 0 if working else files.stored_bytes
     used_there = sum(weight.stored_bytes(quantization, dtype) for weight in shape.weights if quantization == "none" or not weight.shrinks)
     return max(0, files.stored_bytes - used_there)
+
+
+def arriving_bytes(need_unpacked: int) -> int:
+    """Weights in full numbers while they are read and shrunk. ``need_unpacked``: bytes of the largest of them."""
+    return _READ_AT_ONCE * need_unpacked
 
 
 def head_copy_bytes(shape: ModelShape, dtype: str, logits: int, on_card: bool) -> int:

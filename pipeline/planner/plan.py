@@ -42,14 +42,13 @@ def make_plan(config: Config, shape: ModelShape, hardware: Hardware, resolved: M
 
 
 def usable(config: Config, hardware: Hardware) -> Hardware:
-    """The machine as far as the configuration lets it be used: ``device_map`` and ``max_memory``."""
+    """The machine as far as the configuration lets it be used: ``device_map``, and what ``max_memory`` says of cards."""
     cards = hardware.gpu_bytes if config.model.device_map == "auto" else ()
     asked = config.model.max_memory or {}
     listed = [device for device in asked if isinstance(device, int)]
     if listed:  # cards that are not named are not used
         cards = tuple(min(cards[device], int(asked[device] / USABLE_SHARE)) for device in listed if device < len(cards))
-    ram = min(hardware.ram_bytes, int(asked["cpu"] / USABLE_SHARE)) if "cpu" in asked else hardware.ram_bytes
-    return replace(hardware, gpu_bytes=cards, ram_bytes=ram)
+    return replace(hardware, gpu_bytes=cards)
 
 
 def wish_of(
@@ -72,6 +71,7 @@ def wish_of(
         cache_place=place,
         cache_dtype=cache_dtype,
         may_stream=config.engine.weights != "resident",
+        most_weights_in_ram=(config.model.max_memory or {}).get("cpu"),
     )
 
 

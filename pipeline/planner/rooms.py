@@ -36,12 +36,14 @@ class StoreWish:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is asked for. ``rows`` None: as many as fit. ``questions_asked`` are those about each document.
+    """What is asked for.
 
-    ``chunk_tokens`` None: what suits the device. ``loads``: what sampled documents would ask, a task each; ``work`` is a plainer way to
-    say it. ``process_bytes``: of a worker after its imports. ``stored_dtype``: numbers of the weight files. ``cache_place``: where the
-    configuration wants the cache, None leaves it open; ``cache_dtype``: in which numbers, None: as computed, as nobody but the user may
-    choose what changes answers. ``longest_tokens``: the longest row that the documents ask for, None where they are not known.
+    ``rows`` None: as many as fit. ``questions_asked`` are those about each document. ``chunk_tokens`` None: what suits the device.
+    ``loads``: what sampled documents would ask, a task each; ``work`` is a plainer way to say it. ``most_weights_in_ram``: bytes of
+    weights that RAM may hold, None: as many as there is room for. ``process_bytes``: of a worker after its imports. ``stored_dtype``:
+    numbers of the weight files. ``cache_place``: where the configuration wants the cache, None leaves it open; ``cache_dtype``: in
+    which numbers, None: as computed, as nobody but the user may choose what changes answers. ``longest_tokens``: the longest row that
+    the documents ask for, None where they are not known.
     """
 
     quantization: str
@@ -58,6 +60,7 @@ class Wish:
     cache_place: Place | None = None
     cache_dtype: str | None = None
     may_stream: bool = True
+    most_weights_in_ram: int | None = None
     longest_tokens: int | None = None
     layout: Layout = "instructions_first"
     store: StoreWish = StoreWish()
@@ -128,7 +131,7 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Bytes that may be used: where the model computes, in RAM beside that, on the disk."""
+    """Bytes that may be used: where the model computes, in RAM beside that, on the disk; and how many of them by weights."""
 
     on_card: bool
     cards: int
@@ -136,6 +139,8 @@ class Room:
     ram_bytes: int
     disk_bytes: int
     link: str
+    device_weights_bytes: int
+    ram_weights_bytes: int
     usable_share: float = USABLE_SHARE
 
     @property
@@ -180,15 +185,19 @@ class Room:
         )
 
 
-def rooms(hardware: Hardware, process_bytes: int = PROCESS_BYTES) -> Room:
+def rooms(hardware: Hardware, process_bytes: int = PROCESS_BYTES, most_weights_in_ram: int | None = None) -> Room:
     """Of a machine, beside the process itself. Without a card the model computes in RAM, and nothing is left beside it."""
     on_card = bool(hardware.gpu_bytes)
     ram = max(0, int(hardware.ram_bytes * USABLE_SHARE) - process_bytes - LIBRARY_BYTES)
+    vram = max(0, int(hardware.vram_bytes * USABLE_SHARE) - CARD_CONTEXT_BYTES * len(hardware.gpu_bytes))
+    ram_weights = ram if most_weights_in_ram is None else min(ram, most_weights_in_ram)
     return Room(
         on_card=on_card,
         cards=len(hardware.gpu_bytes),
-        device_bytes=max(0, int(hardware.vram_bytes * USABLE_SHARE) - CARD_CONTEXT_BYTES * len(hardware.gpu_bytes)) if on_card else ram,
+        device_bytes=vram if on_card else ram,
         ram_bytes=ram if on_card else 0,
+        device_weights_bytes=vram if on_card else ram_weights,
+        ram_weights_bytes=ram_weights if on_card else 0,
         disk_bytes=max((disk.free_bytes for disk in hardware.disks), default=0),
         link=hardware.link,
     )

@@ -80,12 +80,12 @@ def _with_rows(shape: ModelShape, need: Need, have: Room, wish: Wish, cache: Pla
     # Tables are on the disk, and rows of them are read as they are needed; a tied one is the head, too, and is swept in pieces.
     tables = 0 if shape.tied else sum(weight.stored_bytes("none", wish.dtype) for weight in shape.weights if weight.module == "embeddings")
     for grain, working in _working_bytes(shape, need, wish).items():
-        left = have.device_bytes - need.activation_bytes - caches - working
+        left = min(have.device_bytes - need.activation_bytes - caches, have.device_weights_bytes - need.unpacked_bytes) - working
         if left < 0:
             continue
         swept = need.weights_bytes - tables
         stays = min(swept, left - left % max(need.layer_bytes, 1) if left < swept else swept)
-        in_ram = min(swept - stays, max(0, have.ram_bytes - far))
+        in_ram = min(swept - stays, max(0, min(have.ram_bytes - far, have.ram_weights_bytes)))
         on_disk = need.weights_bytes - stays - in_ram
         if on_disk > have.disk_bytes:
             return None

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.planner.peaks import CARD_CONTEXT_BYTES, LIBRARY_BYTES, activations_bytes, head_copy_bytes, mapped_bytes, slots_bytes, stored
+from pipeline.planner.peaks import (
+    CARD_CONTEXT_BYTES,
+    LIBRARY_BYTES,
+    activations_bytes,
+    arriving_bytes,
+    head_copy_bytes,
+    mapped_bytes,
+    slots_bytes,
+    stored,
+)
 from pipeline.planner.rooms import Need, Room, Wish
 from pipeline.planner.shape import ModelShape
 from pipeline.planner.where import Where
@@ -41,7 +50,7 @@ def peaks_of(shape: ModelShape, wish: Wish, have: Room, need: Need, chunk_tokens
     def mapped(*, working: bool) -> int:  # what is streamed is read, not mapped
         return 0 if where.sweep else mapped_bytes(shape, files, wish.quantization, wish.dtype, working)
 
-    loading = in_ram + weights["device"] + mapped(working=False)
+    loading = in_ram + weights["device"] + mapped(working=False) + arriving_bytes(need.unpacked_bytes)
     working = in_ram + on_device + mapped(working=True)
     return Peaks(0, max(loading, working), disk, mapped(working=working >= loading), activations, cache)
 

@@ -85,20 +85,23 @@ def settle(shape: ModelShape, need: Need, have: Room, wish: Wish, rates: Rates, 
 def _place(need: Need, have: Room, wish: Wish, reasons: list[str]) -> tuple[Verdict, dict[Place, int], Place]:
     name, resident = have.device_name, _resident(need)
     asked = None if wish.cache_place == "ram" and not have.on_card else wish.cache_place  # RAM is where it computes
+    held = need.weights_bytes <= have.device_weights_bytes
     layer_by_layer = need.weights_bytes + need.activation_bytes + need.near_bytes
-    if asked in ("ram", "disk") and layer_by_layer <= have.device_bytes:
+    if held and asked in ("ram", "disk") and layer_by_layer <= have.device_bytes:
         return _as_configured(need, have, asked, reasons)
-    if asked in (None, "device") and need.together_bytes <= have.device_bytes:
+    if held and asked in (None, "device") and need.together_bytes <= have.device_bytes:
         reasons.append(f"all of it fits {name}: {amount(need.together_bytes)} of {amount(have.device_bytes)} that may be used")
         return "resident", resident, "device"
-    if need.weights_bytes + need.activation_bytes <= have.device_bytes and (asked == "device" or layer_by_layer <= have.device_bytes):
+    beside = need.weights_bytes + need.activation_bytes <= have.device_bytes
+    if held and beside and (asked == "device" or layer_by_layer <= have.device_bytes):
         left = have.device_bytes - need.weights_bytes - need.activation_bytes
         reasons.append(f"the weights fit {name}, the cache of one row does not: it needs {amount(need.row_bytes)}, {amount(left)} are left")
         return _overflow(need, have, asked, reasons)
-    alone = need.weights_bytes > have.device_bytes
+    most = min(have.device_weights_bytes, have.device_bytes)
+    alone = need.weights_bytes > most
     what = "the weights alone do not fit" if alone else "the weights and what computes with them do not fit"
     least = need.weights_bytes if alone else min(layer_by_layer, need.together_bytes)
-    reasons.append(f"{what} {name}: {amount(least)}, and {amount(have.device_bytes)} may be used")
+    reasons.append(f"{what} {name}: {amount(least)}, and {amount(most if alone else have.device_bytes)} may be used")
     if wish.quantization != "none" and not wish.may_stream:
         reasons.append(f"weights in {wish.quantization} can be elsewhere only if they are streamed, which engine.weights does not allow")
         return "does not fit", resident, "device"
@@ -191,11 +194,11 @@ def _nothing_holds(have: Room) -> str:
 def _spread(need: Need, have: Room, cache: Place) -> tuple[dict[Place, int], bool]:
     """Weights by place with the cache of one row in ``cache``, and whether all of it holds."""
     beside = need.activation_bytes + 2 * need.layer_bytes + (need.row_bytes if cache == "device" else need.near_bytes)
-    near = max(0, have.device_bytes - beside)
+    near = max(0, min(have.device_bytes - beside, have.device_weights_bytes))
     near -= near % max(need.layer_bytes, 1)
     near = min(near, need.weights_bytes)
     rest = need.weights_bytes - near
-    in_ram = min(rest, max(0, have.ram_bytes - (need.row_bytes if cache == "ram" else 0)))
+    in_ram = min(rest, max(0, min(have.ram_bytes - (need.row_bytes if cache == "ram" else 0), have.ram_weights_bytes)))
     on_disk = rest - in_ram
     holds = have.device_bytes >= beside and on_disk + (need.far_bytes if cache == "disk" else 0) <= have.disk_bytes
     holds = holds and (cache != "ram" or need.row_bytes <= have.ram_bytes)

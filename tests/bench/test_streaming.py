@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.engine.streaming.numbers4 import unpacking_rate
+from pipeline.engine.numbers4 import unpacking_rate
 from pipeline.planner.decide import Forecast, Wish, decide
 from pipeline.planner.described import described
 from pipeline.planner.measure import measured_rates

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.engine.streaming.numbers4 import unpacking_rate
+from pipeline.engine.numbers4 import unpacking_rate
 from pipeline.errors import ConfigError
 from pipeline.planner.described import described, read_hardware
 from pipeline.planner.hardware import Rates, available_ram_bytes, disk_of, probe

@@ -133,3 +133,15 @@ def test_never_more_than_the_device_holds(mib: int, more: int, tokens: int, quan
     assert found.weights["device"] + found.swept_bytes + TINY.vocabulary * TINY.hidden * 4 == need.weights_bytes
     roomier = best_sweep(TINY, need, rooms(machine(f"{mib + more}MiB")), wish, "device", CORES, have.chunk_tokens)
     assert roomier is not None
+
+
+def test_max_memory_bounds_weights_not_what_works_beside_them() -> None:
+    free = {"ram": "8GiB", "longest_tokens": 256}
+    allowed = tight(**free, most_weights_in_ram=400 * MIB)
+    assert tight(**free).verdict == "resident"
+    assert allowed.verdict == "split"
+    assert allowed.rows >= 64  # caches may be where weights may not
+    assert allowed.sweep is not None
+    assert allowed.weights_bytes["device"] + allowed.sweep.working_bytes <= 400 * MIB
+    assert any("model.max_memory" in step for step in allowed.next_steps)
+    assert tight(**free, most_weights_in_ram=MIB).verdict == "does not fit"

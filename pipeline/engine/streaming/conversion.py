@@ -14,8 +14,8 @@ import torch
 
 from pipeline.config import ModelConfig
 from pipeline.engine.location import Location, weight_files
+from pipeline.engine.numbers4 import quantizing_in_pieces
 from pipeline.engine.numerics import torch_dtype
-from pipeline.engine.streaming.numbers4 import quantizing_in_pieces
 from pipeline.engine.streaming.shards import StoredTensor, stored_tensors
 from pipeline.engine.streaming.skeleton import Skeleton, build_skeleton
 from pipeline.errors import ConfigError

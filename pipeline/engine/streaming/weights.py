@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from pipeline.engine.numbers4 import dequantize, statistics
 from pipeline.engine.quiet import import_bitsandbytes
 from pipeline.engine.streaming.blocks import BlockFiles, Damaged
-from pipeline.engine.streaming.numbers4 import dequantize, statistics
 from pipeline.engine.streaming.prepared import Prepared
 from pipeline.engine.streaming.skeleton import Skeleton
 from pipeline.engine.streaming.slabs import Slabs

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from pipeline.engine.identity import weights_identity
 from pipeline.engine.location import locate
+from pipeline.engine.numbers4 import dequantize, quantizing_in_pieces
 from pipeline.engine.quiet import import_bitsandbytes
 from pipeline.engine.streaming import prepared as module
-from pipeline.engine.streaming.numbers4 import dequantize, quantizing_in_pieces
 from pipeline.engine.streaming.prepared import Prepared, Wanted, keep_within, prepare
 from pipeline.errors import ConfigError, DoesNotFit
 from tests.engine.small_models import save_llama

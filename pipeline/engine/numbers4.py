@@ -110,8 +110,11 @@ def _look_up(packed: torch.Tensor, scales: torch.Tensor, code: torch.Tensor, blo
 
 
 @contextlib.contextmanager
-def quantizing_in_pieces(values: int = 2**20) -> Iterator[None]:
-    """Inside, bitsandbytes quantizes to 4 bits so many values at a time on a processor, where it takes many times the matrix at once."""
+def quantizing_in_pieces(values: int = 2**18) -> Iterator[None]:
+    """Inside, bitsandbytes quantizes to 4 bits so many values at a time on a processor, with the same result.
+
+    It compares every value with all 16 of the code, side by side: a matrix of 46 MB takes 700 MB more while it is quantized.
+    """
     functional = import_bitsandbytes().functional
     whole = functional.quantize_4bit
 
