@@ -14,7 +14,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from pipeline.pace import Pace
 from pipeline.prediction import learn, predict
 from pipeline.preparation import Preparation, meant_by_auto, prepare, resolve
 from pipeline.recalibration import calibrate_as_configured, check_configured
-from pipeline.records import Document, Failure, Generation, Outcome, Plan, Progress, Reject
+from pipeline.records import Document, Failure, Generation, Outcome, Progress, Reject
 from pipeline.rehearsal import Sampler, longest_row
 from pipeline.report import write_report
 from pipeline.run_directory import RunDirectory
@@ -231,7 +231,7 @@ class Night:
         """The plan for the documents as they turned out; the model is not loaded yet."""
         settled = self._prepared.settled(longest_row(self._prepared.tasks, self._sampler.longest))
         if settled.plan != self._prepared.plan:
-            self._ledger.annotate_run(self._run, plan=_plan_facts(settled.plan))
+            self._ledger.annotate_run(self._run, plan=asdict(settled.plan))
         self._prepared = settled
 
     def _pending(self) -> Iterator[Pending | None]:
@@ -378,7 +378,7 @@ class Night:
             "pid": os.getpid(), "command": sys.argv, "config": self._config.anywhere().model_dump(mode="json"),
             "versions": stack_versions(),
             "model": dict(self._prepared.identity["model"]), "notes": list(self._prepared.notes),
-            "plan": _plan_facts(self._prepared.plan),
+            "plan": asdict(self._prepared.plan),
         }  # fmt: skip
 
     def _note_loaded(self, facts: Mapping[str, Any]) -> None:
@@ -419,7 +419,3 @@ def _next_group(works: Iterator[Pending | None], size: int) -> tuple[list[Pendin
         if len(group) == size or characters >= _GROUP_CHARACTERS:
             return group, False
     return group, True
-
-
-def _plan_facts(plan: Plan) -> dict[str, Any]:
-    return {name: getattr(plan, name) for name in plan.__dataclass_fields__}

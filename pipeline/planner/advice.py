@@ -24,6 +24,8 @@ def next_steps(
     found = []
     if wish.cache_place in ("ram", "disk") and need.together_bytes <= have.device_bytes:
         return [f"with kv_cache.placement auto everything stays {have.device_name}: it fits"]
+    if have.device_weights_bytes < need.weights_bytes and need.together_bytes <= have.device_bytes:
+        return [f"with {amount(need.weights_bytes)} allowed by model.max_memory everything fits {have.device_name}"]
     left = have.device_bytes - need.weights_bytes - need.activation_bytes
     if left > 0:
         shorter = shape.tokens_in(left, wish.kept_dtype)
@@ -47,8 +49,6 @@ def next_steps(
             f"with kv_cache.placement auto RAM ({amount(have.ram_bytes)} beside) and disk ({amount(have.disk_bytes)}) are tried too"
         )
     short = need.together_bytes - have.device_bytes
-    if short <= 0:
-        return [*found, f"with model.max_memory of {amount(need.weights_bytes)} everything fits {have.device_name}"]
     found.append(f"{amount(short / have.usable_share)} more {have.memory_name} would hold everything")
     return found
 

@@ -105,7 +105,8 @@ def _working_bytes(shape: ModelShape, need: Need, wish: Wish) -> dict[Grain, int
     if wish.quantization == "nf4":
         shrunk = sum(weight.parameters for weight in shrinking)
         plain = max(0, shrunk * dtype_bytes(wish.dtype) // max(shape.layers, 1) - need.unpacked_bytes)
-    return {"layer": 2 * need.layer_bytes + plain, "module": 2 * max(stored, _HEAD_PIECE_BYTES)}
+    piece = min(_HEAD_PIECE_BYTES, shape.vocabulary * shape.hidden * dtype_bytes(wish.dtype))
+    return {"layer": 2 * max(need.layer_bytes, piece) + plain, "module": 2 * max(stored, piece)}
 
 
 def _tokens_per_second(shape: ModelShape, have: Room, wish: Wish, sweep: Sweep, rates: Rates) -> float:
