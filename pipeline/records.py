@@ -218,9 +218,10 @@ Placement = Literal["device", "offloaded", "disk", "quantized"]
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """How weights pass through the device: bytes of them that stay, what is loaded together, rows that go through it together."""
+    """How weights pass through the device: bytes of them that stay there and in RAM, what is loaded together, rows that go together."""
 
     resident_bytes: int
+    ram_bytes: int
     grain: Literal["layer", "module"]
     micro_batch_rows: int
 

@@ -18,10 +18,11 @@ _ATTENTION: dict[str, Kind] = {"full_attention": "full", "sliding_attention": "s
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """All layers in order, all weights, whether the head is the embedding, whether the family was assumed."""
+    """All layers in order, all weights, those of each different layer; whether the head is the embedding, and the family was assumed."""
 
     kinds: tuple[Layer, ...]
     weights: tuple[Weight, ...]
+    layer_weights: tuple[tuple[Weight, ...], ...]
     tied: bool
     assumed: bool = False
 
@@ -42,17 +43,19 @@ def assemble(c: Reading) -> Parts:
     types = ["full_attention"] * c.layers if unknown else layer_types(c, family.pattern, family.window)
     kinds: list[Layer] = []
     weights: Counter[Weight] = Counter()
+    different: dict[tuple[Weight, ...], None] = {}
     for index, kind in enumerate(types):
         layer, found = _layer(c, family, kind, index)
         kinds.append(layer)
         weights.update(found)
+        different[tuple(found)] = None
     tied = c.flag("tie_word_embeddings", default=family.tied)
     every = [
         *_before(c, family),
         *(replace(weight, copies=weight.copies * count) for weight, count in weights.items()),
         *_after(c, family, tied),
     ]
-    return Parts(tuple(kinds), tuple(every), tied, assumed=c.family not in FAMILIES)
+    return Parts(tuple(kinds), tuple(every), tuple(different), tied, assumed=c.family not in FAMILIES)
 
 
 def _layer(c: Reading, family: Family, kind: str, index: int) -> tuple[Layer, list[Weight]]:

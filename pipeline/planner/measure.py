@@ -21,7 +21,7 @@ from pipeline.atomic import replace_file
 from pipeline.errors import StoppedEarly
 from pipeline.planner.hardware import Hardware, Rates, usable_cores
 
-_FORMAT = 1
+_FORMAT = 2
 _COPY_BYTES = 128 * 2**20
 _FILE_BYTES = 64 * 2**20
 _MATMUL_SIDE = 1024

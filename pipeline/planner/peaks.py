@@ -18,7 +18,7 @@ from pipeline.planner.shape import ModelShape
 PROCESS_BYTES, LIBRARY_BYTES = 430 * 2**20, 50 * 2**20
 # What a CUDA context takes of a card, and of RAM beside it.
 CARD_CONTEXT_BYTES = 450 * 2**20
-HEAP_FACTOR, CARD_FACTOR = 5.5, 1.3
+HEAP_FACTOR, STREAMED_FACTOR, CARD_FACTOR = 5.5, 2.0, 1.3
 _SMALLEST_SLOT = 64
 # Weights that are read at once, each by a thread of the library, before they are shrunk.
 _READ_AT_ONCE = 4
@@ -84,6 +84,11 @@ def mapped_bytes(shape: ModelShape, files: Files, quantization: str, dtype: str,
         return 0 if working else files.stored_bytes
     used_there = sum(weight.stored_bytes(quantization, dtype) for weight in shape.weights if quantization == "none" or not weight.shrinks)
     return max(0, files.stored_bytes - used_there)
+
+
+def streamed_pass_bytes(shape: ModelShape, dtype: str, tokens: int, rows: int, on_card: bool) -> int:
+    """Of one micro-batch of streamed weights, where large blocks are given back as they are freed."""
+    return int(shape.activation_bytes(tokens, dtype, rows, 0) * (CARD_FACTOR if on_card else STREAMED_FACTOR))
 
 
 def arriving_bytes(need_unpacked: int) -> int:

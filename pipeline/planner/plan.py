@@ -15,6 +15,7 @@ from pipeline.planner.peaks import PROCESS_BYTES
 from pipeline.planner.rooms import (
     CHUNK_TOKENS_ON_CARD,
     CHUNK_TOKENS_ON_CPU,
+    SHORTEST_TOKENS,
     USABLE_SHARE,
     Place,
     StoreWish,
@@ -23,8 +24,6 @@ from pipeline.planner.rooms import (
 from pipeline.planner.shape import ModelShape
 from pipeline.records import Placement, Plan, Streaming
 
-# A prompt that is not even as long as this is of no use.
-_LEAST_TOKENS = 512
 # What a placement asks for: where the cache is, and in which numbers if not as computed.
 _CACHES: dict[str, tuple[Place | None, str | None]] = {
     "auto": (None, None),
@@ -71,6 +70,7 @@ def wish_of(
         cache_place=place,
         cache_dtype=cache_dtype,
         may_stream=config.engine.weights != "resident",
+        must_stream=config.engine.weights == "streamed",
         most_weights_in_ram=(config.model.max_memory or {}).get("cpu"),
     )
 
@@ -82,7 +82,7 @@ def plan_of(config: Config, shape: ModelShape, hardware: Hardware, resolved: Map
     rows = config.engine.batch_rows or forecast.most_rows
     tokens = config.engine.batch_tokens or forecast.batch_tokens
     sweep = forecast.sweep
-    if tokens < min(context, _LEAST_TOKENS) or (not forecast.fits and _refuses(forecast, shape)):
+    if tokens < min(context, SHORTEST_TOKENS) or (not forecast.fits and _refuses(forecast, shape)):
         raise DoesNotFit(_sentence(shape, forecast, context, dtype))
     reasons = [*forecast.reasons, *_about_context(config, shape, context), *_about_cache(config, forecast, on_card)]
     if shape.assumed and shape.family:
@@ -94,12 +94,12 @@ def plan_of(config: Config, shape: ModelShape, hardware: Hardware, resolved: Map
         layout=resolved["layout"],
         context_tokens=context,
         max_batch_rows=rows,
-        batch_tokens=max(tokens, min(context, _LEAST_TOKENS)),
+        batch_tokens=max(tokens, min(context, SHORTEST_TOKENS)),
         prefill_chunk_tokens=config.engine.prefill_chunk_tokens or (CHUNK_TOKENS_ON_CARD if on_card else CHUNK_TOKENS_ON_CPU),
         kv_bytes_per_token=shape.kv_bytes_per_token(dtype),
         threads=config.engine.threads or hardware.cores,
         lossy_last_resort=config.kv_cache.lossy_last_resort,
-        streaming=Streaming(sweep.weights["device"], sweep.grain, sweep.micro_batch_rows) if sweep else None,
+        streaming=Streaming(sweep.weights["device"], sweep.weights["ram"], sweep.grain, sweep.micro_batch_rows) if sweep else None,
         reasons=tuple(reasons),
     )
 
@@ -110,7 +110,7 @@ def _refuses(forecast: Forecast, shape: ModelShape) -> bool:
 
 
 def _sentence(shape: ModelShape, forecast: Forecast, context: int, dtype: str) -> str:
-    least = min(context, _LEAST_TOKENS)
+    least = min(context, SHORTEST_TOKENS)
     left = f"the KV cache of one prompt of {least} tokens needs {shape.kv_bytes(least, dtype) / 2**20:.0f} MiB, "
     left += f"{forecast.cache_room_bytes / 2**20:.0f} MiB are left for it beside the weights and a pass"
     remedies = "use a smaller model, quantization nf4, kv_cache.placement offloaded, or a smaller model.context_tokens"

@@ -10,7 +10,7 @@ from pipeline.planner.describing import amount
 from pipeline.planner.hardware import Hardware, Rates
 from pipeline.planner.peaks import CARD_CONTEXT_BYTES, LIBRARY_BYTES, PROCESS_BYTES, activations_bytes
 from pipeline.planner.shape import ModelShape
-from pipeline.planner.throughput import Workload, dequantized_bytes
+from pipeline.planner.throughput import Workload
 from pipeline.planner.work import Question, TaskLoad
 from pipeline.stores.kv.sizes import StorageFormat
 
@@ -22,6 +22,8 @@ ROWS_ON_CARD, ROWS_ON_CPU = 256, 64
 CHUNK_TOKENS_ON_CARD, CHUNK_TOKENS_ON_CPU = 4096, 1024
 # Of the room beside weights and activations, what rows may fill: storage of rows grows by doubling, so that as much again may be allocated.
 CACHE_SHARE = 0.5
+# A prompt that is not even as long as this is of no use.
+SHORTEST_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,8 @@ class Wish:
     """What is asked for.
 
     ``rows`` None: as many as fit. ``questions_asked`` are those about each document. ``chunk_tokens`` None: what suits the device.
-    ``loads``: what sampled documents would ask, a task each; ``work`` is a plainer way to say it. ``most_weights_in_ram``: bytes of
+    ``loads``: what sampled documents would ask, a task each; ``work`` is a plainer way to say it. ``must_stream``: unquantized
+    weights too, where they do not fit. ``most_weights_in_ram``: bytes of
     weights that RAM may hold, None: as many as there is room for. ``process_bytes``: of a worker after its imports. ``stored_dtype``:
     numbers of the weight files. ``cache_place``: where the configuration wants the cache, None leaves it open; ``cache_dtype``: in
     which numbers, None: as computed, as nobody but the user may choose what changes answers. ``longest_tokens``: the longest row that
@@ -60,6 +63,7 @@ class Wish:
     cache_place: Place | None = None
     cache_dtype: str | None = None
     may_stream: bool = True
+    must_stream: bool = False
     most_weights_in_ram: int | None = None
     longest_tokens: int | None = None
     layout: Layout = "instructions_first"
@@ -95,6 +99,7 @@ class Wish:
 class Need:
     """Bytes of weights, of the cache of the longest row, of activations (``unpacked_bytes`` of them), of the largest layer.
 
+    ``unpacked_bytes`` are the largest quantized matrix in plain numbers (``matrix_bytes``) and a layer of a cache in 8 bits.
     ``near_bytes`` of the row stay in memory where its cache is elsewhere, ``far_bytes`` are what a disk then holds.
     """
 
@@ -105,23 +110,21 @@ class Need:
     activation_bytes: int
     layer_bytes: int
     unpacked_bytes: int
+    matrix_bytes: int
 
     @classmethod
     def of(cls, shape: ModelShape, wish: Wish, chunk_tokens: int, on_card: bool = True) -> Need:
         """Of a model as it is wished for. A prefill chunk is one row's, the worst case for a mask."""
         quantization, dtype, kept, tokens = wish.quantization, wish.dtype, wish.kept_dtype, wish.row_tokens
         weights = shape.weights_bytes(quantization, dtype)
-        outside = sum(
-            weight.stored_bytes(quantization, dtype) for weight in shape.weights if weight.module in {"embeddings", "head", "vision"}
-        )
         chunk = min(chunk_tokens, tokens)
         activation = activations_bytes(shape, dtype, chunk, 1, tokens - chunk, on_card)
-        unpacked = dequantized_bytes(shape, dtype) if quantization != "none" else 0
+        matrix = unpacked = shape.largest_matrix_bytes(dtype) if quantization != "none" else 0
         if wish.cache_dtype:  # so is a layer of the cache before it is used
             unpacked += max(layer.kept_bytes(tokens, dtype) for layer in shape.kinds)
-        layer = (weights - outside) // max(shape.layers, 1)
+        layer = shape.largest_layer_bytes(quantization, dtype)
         near, far = shape.near_bytes(tokens, kept), shape.far_bytes(tokens, kept)
-        return cls(weights, shape.kv_bytes(tokens, kept), near, far, activation + unpacked, layer, unpacked)
+        return cls(weights, shape.kv_bytes(tokens, kept), near, far, activation + unpacked, layer, unpacked, matrix)
 
     @property
     def together_bytes(self) -> int:
@@ -131,7 +134,10 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Bytes that may be used: where the model computes, in RAM beside that, on the disk; and how many of them by weights."""
+    """Bytes that may be used: where the model computes, in RAM beside that, on the disk; and how many of them by weights.
+
+    ``first_device_bytes``: of one card, where there are several.
+    """
 
     on_card: bool
     cards: int
@@ -139,6 +145,7 @@ class Room:
     ram_bytes: int
     disk_bytes: int
     link: str
+    first_device_bytes: int
     device_weights_bytes: int
     ram_weights_bytes: int
     usable_share: float = USABLE_SHARE
@@ -196,6 +203,7 @@ def rooms(hardware: Hardware, process_bytes: int = PROCESS_BYTES, most_weights_i
         cards=len(hardware.gpu_bytes),
         device_bytes=vram if on_card else ram,
         ram_bytes=ram if on_card else 0,
+        first_device_bytes=max(0, int(hardware.gpu_bytes[0] * USABLE_SHARE) - CARD_CONTEXT_BYTES) if on_card else ram,
         device_weights_bytes=vram if on_card else ram_weights,
         ram_weights_bytes=ram_weights if on_card else 0,
         disk_bytes=max((disk.free_bytes for disk in hardware.disks), default=0),

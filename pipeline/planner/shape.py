@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.planner.assembly import assemble
+from pipeline.planner.assembly import Parts, assemble
 from pipeline.planner.layers import DTYPE_BYTES, Layer, Module, Weight, dtype_bytes
 from pipeline.planner.reading import Reading
 
@@ -22,6 +22,7 @@ class ModelShape:
     """Layers, heads and widths. ``context_tokens`` is the model's own limit (position embeddings).
 
     ``kinds`` and ``weights`` say the rest; where they are left out, it is a plain gated decoder with full attention and a tied head.
+    ``layer_weights`` are those of each layer that differs from the others.
     ``assumed``: the family is not known here, or not named, and was taken for such a decoder.
     """
 
@@ -36,6 +37,7 @@ class ModelShape:
     family: str = ""
     kinds: tuple[Layer, ...] = ()
     weights: tuple[Weight, ...] = ()
+    layer_weights: tuple[tuple[Weight, ...], ...] = ()
     tied: bool = True
     assumed: bool = False
 
@@ -45,7 +47,9 @@ class ModelShape:
             layer = Layer("full", self.kv_heads, self.head_dim, self.head_dim)
             object.__setattr__(self, "kinds", (layer,) * self.layers)
         if not self.weights:
-            object.__setattr__(self, "weights", _plain_weights(self))
+            parts = _plain_parts(self)
+            object.__setattr__(self, "weights", parts.weights)
+            object.__setattr__(self, "layer_weights", parts.layer_weights)
 
     # ------------------------------------------------------------------------------------------------------------- weights
 
@@ -68,6 +72,29 @@ class ModelShape:
     def weights_bytes(self, quantization: str, dtype: str) -> int:
         """Bytes of all weights in memory, in ``quantization``, with what is not shrunk in ``dtype``."""
         return sum(weight.stored_bytes(quantization, dtype) for weight in self.weights)
+
+    def largest_layer_bytes(self, quantization: str, dtype: str) -> int:
+        """Bytes of the weights of the largest layer."""
+        return max((sum(weight.stored_bytes(quantization, dtype) for weight in layer) for layer in self.layer_weights), default=0)
+
+    def largest_module_bytes(self, quantization: str, dtype: str) -> int:
+        """Bytes of the largest module of a layer: one matrix, or all experts of a layer, which are one module."""
+        largest = 0
+        for layer in self.layer_weights:
+            experts = sum(weight.stored_bytes(quantization, dtype) for weight in layer if weight.module == "experts")
+            single = (weight.stored_bytes(quantization, dtype) // weight.copies for weight in layer if weight.module != "experts")
+            largest = max(largest, experts, *single)
+        return largest
+
+    def largest_matrix_bytes(self, dtype: str) -> int:
+        """Bytes in plain numbers of the largest weight that is quantized."""
+        return max((weight.rows * weight.columns for weight in self.weights if weight.shrinks), default=0) * dtype_bytes(dtype)
+
+    def plain_layer_bytes(self, dtype: str) -> int:
+        """Bytes in plain numbers of what is quantized of a layer, of the layer where that is most."""
+        return max(
+            (sum(weight.stored_bytes("none", dtype) for weight in layer if weight.shrinks) for layer in self.layer_weights), default=0
+        )
 
     def weights_bytes_by_module(self, quantization: str, dtype: str) -> dict[Module, int]:
         """The same, by kind of module, in the order in which a token meets them."""
@@ -230,12 +257,13 @@ def model_shape(config: Mapping[str, Any], rough: bool = False) -> ModelShape:
         family=c.family,
         kinds=parts.kinds,
         weights=parts.weights,
+        layer_weights=parts.layer_weights,
         tied=parts.tied,
         assumed=parts.assumed,
     )
 
 
-def _plain_weights(shape: ModelShape) -> tuple[Weight, ...]:
+def _plain_parts(shape: ModelShape) -> Parts:
     return assemble(
         Reading(
             {
@@ -249,7 +277,7 @@ def _plain_weights(shape: ModelShape) -> tuple[Weight, ...]:
                 "tie_word_embeddings": shape.tied,
             }
         )
-    ).weights
+    )
 
 
 def _cached_heads(kinds: Iterable[Layer], c: Reading) -> int:

@@ -6,12 +6,14 @@ those readings. So both are chosen together, by the tokens a second that they gi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.planner.hardware import Rates
 from pipeline.planner.layers import dtype_bytes
-from pipeline.planner.rooms import CACHE_SHARE, Need, Place, Room, Wish
+from pipeline.planner.peaks import streamed_pass_bytes
+from pipeline.planner.rooms import CACHE_SHARE, SHORTEST_TOKENS, Need, Place, Room, Wish
 from pipeline.planner.shape import ModelShape
 from pipeline.planner.throughput import Speed, decode_step, fetch_seconds
 
@@ -20,7 +22,7 @@ Grain = Literal["layer", "module"]
 _MOST_ROWS = 512
 _LARGEST_MICRO_BATCH, _USUAL_MICRO_BATCH = 256, 32
 _HEAD_PIECE_BYTES = 8 * 2**20
-# A larger batch is taken for at least this much more speed: its caches and its latency are not free.
+# A larger batch, or smaller units, are taken for more speed than this: caches, latency and switching are not free.
 _WORTH = 1.05
 
 
@@ -28,12 +30,14 @@ _WORTH = 1.05
 class Sweep:
     """``weights`` are bytes by place, ``working_bytes`` what the device holds of the units (``grain``) in use and on their way.
 
-    ``swept_bytes``: what a sweep fetches; tables of which single rows are read are not among them. ``rows`` is the most that pays.
+    ``pass_bytes``: of a micro-batch. ``swept_bytes``: what a sweep fetches; tables of which single rows are read are not among them.
+    ``rows`` is the most that pays.
     """
 
     weights: dict[Place, int]
     grain: Grain
     working_bytes: int
+    pass_bytes: int
     swept_bytes: int
     rows: int
     micro_batch_rows: int
@@ -51,65 +55,72 @@ def micro_batch_rows(shape: ModelShape, dtype: str, chunk_tokens: int, row_token
 def best_sweep(
     shape: ModelShape, need: Need, have: Room, wish: Wish, cache: Place, rates: Rates, chunk_tokens: int
 ) -> Sweep | None:  # fmt: skip
-    """The fastest split of the device's memory between weights that stay and caches of rows; None where not even one row fits."""
-    micro = micro_batch_rows(shape, wish.dtype, chunk_tokens, wish.row_tokens)
-    known = rates.memory_bytes_per_second is not None and rates.matmul_per_second is not None
-    best: tuple[float, Sweep] | None = None
-    rows = 1
-    while rows <= (wish.rows or _MOST_ROWS):
-        found = _with_rows(shape, need, have, wish, cache, rows, micro)
-        if found is None:
-            break
-        pace = _tokens_per_second(shape, have, wish, found, rates) if known else float(rows)
-        if best is None or pace >= best[0] * _WORTH or wish.rows:
-            best = (pace, found)
-        if rows == wish.rows:
-            break
-        rows = min(2 * rows, wish.rows or 2 * rows)
-    return best[1] if best else None
+    """The fastest split of the device's memory between weights that stay and caches of rows; None where not even one row fits.
+
+    Several cards count as the first of them alone: a sweep passes through one.
+    """
+    sweeps = list(_sweeps(shape, need, have, wish, cache, chunk_tokens))
+    if wish.rows and sweeps:  # as many as asked for, if they fit
+        sweeps = [sweep for sweep in sweeps if sweep.rows == sweeps[-1].rows]
+    paces = [tokens_per_second(shape, have, wish, sweep, rates) for sweep in sweeps]
+    return next((sweep for sweep, pace in zip(sweeps, paces, strict=True) if pace * _WORTH >= max(paces)), None)
 
 
-def _with_rows(shape: ModelShape, need: Need, have: Room, wish: Wish, cache: Place, rows: int, micro: int) -> Sweep | None:
-    """As many weights as ``rows`` of the longest rows leave room for; layers as units, or single modules where those are too large."""
+def _sweeps(shape: ModelShape, need: Need, have: Room, wish: Wish, cache: Place, chunk_tokens: int) -> Iterator[Sweep]:
+    """Numbers of rows (1, 2, 3, 4, 6, 8, 12, ...), with layers as units and with single modules, as far as they fit."""
+    micro, most = micro_batch_rows(shape, wish.dtype, chunk_tokens, wish.row_tokens), wish.rows or _MOST_ROWS
+    for rows in sorted({most, *(rows for power in range(10) for rows in (2**power, 3 * 2**power) if rows < most)}):
+        for grain, working in _working_bytes(shape, wish).items():
+            found = _with_rows(shape, need, have, wish, cache, rows, grain, working, min(micro, most), chunk_tokens)
+            if found is not None:
+                yield found
+
+
+def _with_rows(
+    shape: ModelShape, need: Need, have: Room, wish: Wish, cache: Place, rows: int, grain: Grain, working: int, micro: int,
+    chunk_tokens: int,
+) -> Sweep | None:  # fmt: skip
+    """As many weights as ``rows`` of the longest rows leave room for."""
     on_device = need.row_bytes if cache == "device" else need.near_bytes
-    # A single row was always promised its whole length; of many, storage that grows by doubling needs as much again.
-    caches = on_device if rows == 1 else int(rows * on_device / CACHE_SHARE)
-    far = need.row_bytes * rows if cache == "ram" else 0
-    if far > have.ram_bytes or (cache == "disk" and need.far_bytes * rows > have.disk_bytes):
+    least = shape.kv_bytes(min(wish.context_tokens, SHORTEST_TOKENS), wish.kept_dtype) if cache == "device" else 0
+    caches = int(max(rows * on_device, least) / CACHE_SHARE)  # storage that grows by doubling needs as much again
+    far = int(rows * need.row_bytes / CACHE_SHARE) if cache == "ram" else 0
+    if far > have.ram_bytes or (cache == "disk" and rows * need.far_bytes > have.disk_bytes):
+        return None
+    # A pass holds a chunk of prompts, or a token of each row.
+    together = min(micro, rows)
+    tokens = max(together, min(chunk_tokens, rows * wish.row_tokens))
+    passing = streamed_pass_bytes(shape, wish.dtype, tokens, together, have.on_card) + need.unpacked_bytes - need.matrix_bytes
+    left = min(have.first_device_bytes - passing - caches, have.device_weights_bytes) - working
+    if left < 0:
         return None
     # Tables are on the disk, and rows of them are read as they are needed; a tied one is the head, too, and is swept in pieces.
     tables = 0 if shape.tied else sum(weight.stored_bytes("none", wish.dtype) for weight in shape.weights if weight.module == "embeddings")
-    for grain, working in _working_bytes(shape, need, wish).items():
-        left = min(have.device_bytes - need.activation_bytes - caches, have.device_weights_bytes - need.unpacked_bytes) - working
-        if left < 0:
-            continue
-        swept = need.weights_bytes - tables
-        stays = min(swept, left - left % max(need.layer_bytes, 1) if left < swept else swept)
-        in_ram = min(swept - stays, max(0, min(have.ram_bytes - far, have.ram_weights_bytes)))
-        on_disk = need.weights_bytes - stays - in_ram
-        if on_disk > have.disk_bytes:
-            return None
-        weights: dict[Place, int] = {"device": stays, "ram": in_ram, "disk": on_disk}
-        return Sweep(weights, grain, working, swept - stays, rows, min(micro, rows) if rows > 1 else micro)
-    return None
+    swept = need.weights_bytes - tables
+    stays = swept if left >= swept else left - left % max(need.layer_bytes, 1)
+    in_ram = min(swept - stays, max(0, min(have.ram_bytes - far, have.ram_weights_bytes)))
+    weights: dict[Place, int] = {"device": stays, "ram": in_ram, "disk": need.weights_bytes - stays - in_ram}
+    return Sweep(weights, grain, working, passing, swept - stays, rows, micro)
 
 
-def _working_bytes(shape: ModelShape, need: Need, wish: Wish) -> dict[Grain, int]:
-    """By unit: the one in use in plain numbers (4 bits), itself, and the one on its way. The head comes in pieces.
+def _working_bytes(shape: ModelShape, wish: Wish) -> dict[Grain, int]:
+    """By unit: the one in use in plain numbers (4 bits), itself, and the one on its way; and norms, which always stay.
 
-    The largest matrix in plain numbers is among the activations already.
+    The head comes in pieces.
     """
-    shrinking = [weight for weight in shape.weights if weight.shrinks]
-    stored = max((weight.stored_bytes(wish.quantization, wish.dtype) // weight.copies for weight in shrinking), default=0)
-    plain = 0
-    if wish.quantization == "nf4":
-        shrunk = sum(weight.parameters for weight in shrinking)
-        plain = max(0, shrunk * dtype_bytes(wish.dtype) // max(shape.layers, 1) - need.unpacked_bytes)
-    piece = min(_HEAD_PIECE_BYTES, shape.vocabulary * shape.hidden * dtype_bytes(wish.dtype))
-    return {"layer": 2 * max(need.layer_bytes, piece) + plain, "module": 2 * max(stored, piece)}
+    quantization, dtype = wish.quantization, wish.dtype
+    piece = min(_HEAD_PIECE_BYTES, shape.vocabulary * shape.hidden * dtype_bytes(dtype))
+    norms = sum(weight.stored_bytes(quantization, dtype) for weight in shape.weights if weight.module == "norms")
+    layer, module = shape.largest_layer_bytes(quantization, dtype), shape.largest_module_bytes(quantization, dtype)
+    plain_layer = shape.plain_layer_bytes(dtype) if quantization == "nf4" else 0
+    plain_matrix = shape.largest_matrix_bytes(dtype) if quantization == "nf4" else 0
+    return {"layer": 2 * max(layer, piece) + plain_layer + norms, "module": 2 * max(module, piece) + plain_matrix + norms}
 
 
-def _tokens_per_second(shape: ModelShape, have: Room, wish: Wish, sweep: Sweep, rates: Rates) -> float:
+def tokens_per_second(shape: ModelShape, have: Room, wish: Wish, sweep: Sweep, rates: Rates) -> float:
+    """Of all rows together. Where no rates are known, the rows of a sweep: more of them are better."""
+    if rates.memory_bytes_per_second is None or rates.matmul_per_second is None:
+        return float(sweep.rows)
     from_disk = max(0, sweep.swept_bytes - sweep.weights["ram"])
     seconds = fetch_seconds(from_disk, sweep.weights["ram"], rates, on_card=have.on_card)
     step = decode_step(

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pipeline.planner.hardware import Rates
-from pipeline.planner.layers import dtype_bytes
 from pipeline.planner.shape import ModelShape
 
 # On this project's test machine SmolLM2-135M prefills 360 tokens/s where the roof says about 510, and decodes one row at 8.8 tokens/s
@@ -280,9 +279,3 @@ def work_duration(
     shared = prefill_seconds(shape, work.shared_tokens, speed) if work.shared_tokens else 0.0
     prefill = max(work.documents * reading, math.ceil(work.documents / batch) * weights_once) + shared
     return Duration(prefill, steps * step.seconds, work.documents, work.relative_error)
-
-
-def dequantized_bytes(shape: ModelShape, dtype: str) -> int:
-    """The largest weight that nf4 or int8 unpacks for one product."""
-    largest = max((weight.rows * weight.columns for weight in shape.weights if weight.shrinks), default=0)
-    return largest * dtype_bytes(dtype)

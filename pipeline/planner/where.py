@@ -12,11 +12,13 @@ from typing import Literal
 
 from pipeline.planner.describing import amount
 from pipeline.planner.hardware import Rates
-from pipeline.planner.rooms import CACHE_SHARE, Need, Place, Room, Wish
+from pipeline.planner.rooms import CACHE_SHARE, SHORTEST_TOKENS, Need, Place, Room, Wish
 from pipeline.planner.shape import ModelShape
-from pipeline.planner.streaming import Sweep, best_sweep
+from pipeline.planner.streaming import Sweep, best_sweep, tokens_per_second
 
 Verdict = Literal["resident", "cache offloaded", "split", "does not fit"]
+# How many times faster streaming must be than weights that stay, to be taken where they could.
+_MUCH = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +76,17 @@ def settle(shape: ModelShape, need: Need, have: Room, wish: Wish, rates: Rates, 
     """Decide; each step that is passed leaves its sentence in ``reasons``."""
     verdict, weights, cache_place = _place(need, have, wish, reasons)
     sweep = None
-    if verdict == "split" and wish.quantization != "none":
+    if verdict == "split" and (wish.quantization != "none" or wish.must_stream):
         verdict, weights, cache_place, sweep = _stream(shape, need, have, wish, rates, reasons)
-    near = have.device_bytes - weights["device"] - need.activation_bytes - (sweep.working_bytes if sweep else 0)
+    elif verdict == "resident" and wish.quantization != "none" and wish.may_stream:
+        better = _faster_streamed(shape, need, have, wish, rates, reasons)
+        if better is not None:
+            verdict, weights, cache_place, sweep = better
+    near = have.device_bytes - weights["device"] - need.activation_bytes
+    if sweep is not None:
+        near = have.first_device_bytes - weights["device"] - sweep.pass_bytes - sweep.working_bytes
+    elif verdict == "does not fit" and need.weights_bytes > have.device_weights_bytes:
+        near = 0
     left = {"device": near, "ram": have.ram_bytes - weights["ram"], "disk": have.disk_bytes - weights["disk"]}[cache_place]
     beside = near if cache_place != "device" else 0
     return Where(verdict, weights, cache_place, max(0, int(left * CACHE_SHARE)), max(0, int(beside * CACHE_SHARE)), sweep)
@@ -105,7 +115,7 @@ def _place(need: Need, have: Room, wish: Wish, reasons: list[str]) -> tuple[Verd
     if wish.quantization != "none" and not wish.may_stream:
         reasons.append(f"weights in {wish.quantization} can be elsewhere only if they are streamed, which engine.weights does not allow")
         return "does not fit", resident, "device"
-    if wish.quantization != "none":
+    if wish.quantization != "none" or wish.must_stream:
         return "split", resident, asked or "device"  # by streaming, if that holds
     return _split(need, have, asked, reasons)
 
@@ -177,6 +187,30 @@ def _stream(
             return "split", sweep.weights, place, sweep
     reasons.append(_nothing_holds(have))
     return "does not fit", _resident(need), "device", None
+
+
+def _faster_streamed(
+    shape: ModelShape, need: Need, have: Room, wish: Wish, rates: Rates, reasons: list[str]
+) -> tuple[Verdict, dict[Place, int], Place, Sweep] | None:
+    """Where weights fit but leave room for so few rows that letting some of them go would be much faster; on a processor only.
+
+    Between host and card nothing of this was measured, so there weights stay if they can; not if that leaves no room to work in.
+    """
+    room = int((have.device_bytes - need.weights_bytes - need.activation_bytes) * CACHE_SHARE)
+    rows = min(wish.rows or have.most_rows, _times(room, need.row_bytes, have.most_rows))
+    too_few = room < shape.kv_bytes(min(wish.context_tokens, SHORTEST_TOKENS), wish.kept_dtype)
+    if (have.on_card or rows >= (wish.rows or have.most_rows)) and not too_few:
+        return None
+    sweep = best_sweep(shape, need, have, wish, "device", rates, wish.chunk_tokens or have.chunk_tokens)
+    if sweep is None:
+        return None
+    alone = Sweep(_resident(need), "layer", 0, 0, 0, max(1, rows), 1)
+    gain = tokens_per_second(shape, have, wish, sweep, rates) / tokens_per_second(shape, have, wish, alone, rates)
+    if gain < _MUCH and not too_few:
+        return None
+    reasons.append(f"but that leaves room for {rows} such rows; streaming makes room for {sweep.rows}, and {gain:.1f} times the speed")
+    _say_where(f"weights in {wish.quantization} are streamed", sweep.weights, "device", have, reasons)
+    return "split", sweep.weights, "device", sweep
 
 
 def _say_where(how: str, spread: dict[Place, int], cache: Place, have: Room, reasons: list[str]) -> None:

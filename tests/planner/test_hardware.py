@@ -170,12 +170,12 @@ def test_rates_are_measured_once_and_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", '{"format": 99, "machines": {}}', '{"format": 1, "machines": {"KEY": {"origin": "x"}}}']
+    "content", ["", "{", "[]", '{"format": 99, "machines": {}}', '{"format": 2, "machines": {"KEY": {"origin": "x"}}}']
 )
 def test_a_damaged_cache_is_measured_again(content: str, tmp_path: Path) -> None:
     (tmp_path / "hardware.json").write_text(content.replace("KEY", machine_key(tmp_path, "float32")))
     assert measured_rates(tmp_path, tmp_path, unpacking=unpacking_rate).origin == "measured here"
-    assert json.loads((tmp_path / "hardware.json").read_text())["format"] == 1
+    assert json.loads((tmp_path / "hardware.json").read_text())["format"] == 2
 
 
 def test_a_disk_that_cannot_be_written_leaves_its_rates_unknown(tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ class Lanes(Generic[T]):
         lane.gate = lane.states = None
         lane.greenlet.parent = getcurrent()
         if isinstance(value, Exception):
-            lane.greenlet.throw(type(value)(*value.args))
+            lane.greenlet.throw(value.with_traceback(None))
         else:
             lane.greenlet.switch(value)
         lane.seconds += time.perf_counter() - started

@@ -82,8 +82,7 @@ def open_streamed(
         preparing_seconds = time.monotonic() - started
         skeleton = build_skeleton(config.model, location, dtype)
         require_plain_head(skeleton.model, config.model.id)
-        limits: dict[str, Any] = {"grain": planned.grain, "resident_bytes": planned.resident_bytes} if planned else {}
-        tiers = plan_tiers(skeleton, prepared.files, config.model.id, device_bytes, ram_bytes, **limits)
+        tiers = plan_tiers(skeleton, prepared.files, config.model.id, device_bytes, ram_bytes, planned)
         plain_products(skeleton)
         say(f"streaming {config.model.id}: {tiers.describe(device.type)} ({reason})")
         streamed = StreamedWeights(skeleton, prepared, tiers, device)

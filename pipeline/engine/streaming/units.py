@@ -16,6 +16,7 @@ from pipeline.engine.placement import size
 from pipeline.engine.streaming.blocks import Block
 from pipeline.engine.streaming.skeleton import Skeleton
 from pipeline.errors import DoesNotFit
+from pipeline.records import Streaming
 
 Tier = Literal["device", "ram", "disk"]
 Grain = Literal["layer", "module"]
@@ -75,30 +76,27 @@ def plan_tiers(
     name: str,
     device_bytes: int,
     ram_bytes: int = 0,
-    *,
-    grain: Grain | None = None,
-    resident_bytes: int | None = None,
+    planned: Streaming | None = None,
 ) -> Tiers:
     """Layers as units where they fit into ``device_bytes``, else modules; as many as possible stay, in RAM the next ones, the rest on disk.
 
-    ``ram_bytes`` is for a device with memory of its own. ``resident_bytes``: the most that may stay on the device, as planned; with 0 all
-    units are read for each sweep. ``grain`` as planned; None: layers if they fit. Raises DoesNotFit.
+    ``ram_bytes`` is for a device with memory of its own. ``planned`` bounds both. Raises DoesNotFit.
     """
     needed = 0
-    for unit_grain in _GRAINS[1:] if grain == "module" else _GRAINS:
+    for unit_grain in _GRAINS[1:] if planned and planned.grain == "module" else _GRAINS:
         units, small = _units(skeleton, files, unit_grain)
         always = sum(block.bytes for block in small)
         largest = max(unit.bytes for unit in units)
         plain = max(unit.plain_bytes for unit in units)
         total = sum(unit.bytes for unit in units)
-        if always + total + plain <= device_bytes and (resident_bytes is None or total <= resident_bytes):
+        if always + total + plain <= device_bytes and (planned is None or total <= planned.resident_bytes):
             return Tiers(unit_grain, tuple(units), ("device",) * len(units), tuple(small), plain)  # type: ignore[arg-type]
         needed = always + 2 * largest + plain
         if needed <= device_bytes:
-            room = device_bytes - needed if resident_bytes is None else min(device_bytes - needed, resident_bytes)
-            return Tiers(
-                unit_grain, tuple(units), _placed(units, room, 0 if resident_bytes == 0 else ram_bytes), tuple(small), 2 * largest + plain
-            )
+            room = (device_bytes - needed, ram_bytes)
+            if planned is not None:
+                room = (min(room[0], planned.resident_bytes), min(room[1], planned.ram_bytes))
+            return Tiers(unit_grain, tuple(units), _placed(units, *room), tuple(small), 2 * largest + plain)
     raise DoesNotFit(
         f"streaming {name} needs {size(needed)} for the largest of its matrices, the next one on its way and what lies outside of "
         f"its layers, and model.max_memory or what is free allows {size(device_bytes)}; raise it, or use a smaller model"

@@ -74,10 +74,16 @@ class StreamedWeights:
             self._last = index
             self._close()
             tensors = self._take(index)
-            self._open = index
             unit = self._units[index]
             if not unit.head:
-                self._bind(unit, {block.name: tensor for block, tensor in zip(unit.blocks, tensors, strict=True)})
+                try:
+                    self._bind(unit, {block.name: tensor for block, tensor in zip(unit.blocks, tensors, strict=True)})
+                except BaseException:  # as out of memory; what is half there must not be taken for all of it
+                    self._close()
+                    raise
+            self._open = index
+            # Not before: unpacking and reading side by side take longer than one after the other on few cores.
+            self._fetch_after(index)
 
     def head(self, inputs: Sequence[torch.Tensor], bias: torch.Tensor | None) -> list[torch.Tensor]:
         """The head's products with each of ``inputs`` (..., hidden), piece by piece: each piece is loaded once for all of them."""
@@ -117,9 +123,8 @@ class StreamedWeights:
         self._slab, self._open = (None, None), None
 
     def _take(self, index: int) -> _Tensors:
-        """The unit's tensors on the device; what is read next is started."""
+        """The unit's tensors on the device."""
         near = self._kept[index] if self.tiers.tiers[index] == "device" else self._arrived(index)
-        self._fetch_after(index)
         if self._units[index].head:
             self._head_piece = near[0]
         return near
@@ -173,7 +178,7 @@ class StreamedWeights:
     def _settled(self, index: int) -> _Arrival:
         try:
             return self._pending.pop(index).result()
-        except (Damaged, OSError):
+        except Exception:  # noqa: BLE001  # nobody needs it; whoever does reads it again
             return None, [], None
 
     def _fetch(self, index: int) -> _Arrival:
@@ -184,17 +189,21 @@ class StreamedWeights:
             host = self._kept[index]
         else:
             slab, host = self._slabs.take(unit.blocks)
-            try:
+        try:
+            if slab is not None:
                 self.files.read(unit.blocks, host)
-            except BaseException:
+            if self._side is None:
+                return slab, host, None
+            with torch.cuda.stream(self._side):
+                near = [tensor.to(self.device, non_blocking=True) for tensor in host]
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # as above
+                event.record(self._side)
+        except BaseException:
+            if self._side is not None:
+                self._side.synchronize()  # some of it may be on its way
+            if slab is not None:
                 self._slabs.give_back(slab)
-                raise
-        if self._side is None:
-            return slab, host, None
-        with torch.cuda.stream(self._side):
-            near = [tensor.to(self.device, non_blocking=True) for tensor in host]
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # as above
-            event.record(self._side)
+            raise
         return slab, near, event
 
     def _give_back(self, slab: torch.Tensor | None, event: Any) -> None:

@@ -29,7 +29,7 @@ def opened(folder: Path, quantization: str = "none", cpu_bytes: int | None = Non
     location = locate(config.model)
     say = (lambda _: None) if said is None else said.append
     identity = weights_identity(config.model, location)
-    planned = None if cpu_bytes is not None else Streaming(0, "layer", 32)
+    planned = None if cpu_bytes is not None else Streaming(0, 0, "layer", 32)
     return open_streamed(config, location, "float32", identity, say, "for a test", planned)
 
 

@@ -57,7 +57,7 @@ def test_files_are_safetensors_with_the_library_s_numbers(folder: Path) -> None:
     assert torch.equal(torch.cat(list(rows[0].values())), load_file(folder / "model.safetensors")["lm_head.weight"])
 
 
-@pytest.mark.parametrize("shape", [(64, 128), (33, 64), (1, 128), (5, 192)])
+@pytest.mark.parametrize("shape", [(64, 128), (33, 64), (1, 128), (5, 192), (300, 320)])
 @pytest.mark.parametrize("nested", [True, False])
 def test_dequantized_bits_are_the_library_s(shape: tuple[int, int], nested: bool) -> None:
     functional = import_bitsandbytes().functional

@@ -11,6 +11,7 @@ import torch
 
 from pipeline.engine.base import Listener
 from pipeline.engine.location import locate
+from pipeline.engine.streaming import weights
 from pipeline.engine.streaming.opening import why_streamed
 from pipeline.errors import DoesNotFit
 from pipeline.records import Decode, Plan, Request, Score, Streaming
@@ -139,6 +140,29 @@ def test_memory_that_runs_out_in_one_micro_batch_halves_that_one(folder: Path, m
     assert heard.pulses > 4 * 6
 
 
+def test_memory_that_runs_out_while_weights_are_unpacked_is_a_smaller_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = opened(folder, "nf4")
+    expected = [generation.token_ids for generation in answers(engine_on(loaded, PLAN), requests(6))]
+    unpack, left = weights.dequantize, [torch.OutOfMemoryError("not enough memory")]
+
+    def short_once(*args: Any) -> None:
+        if left:
+            raise left.pop()
+        unpack(*args)
+
+    loaded.gates.weights.open(1)
+    monkeypatch.setattr(weights, "dequantize", short_once)
+    assert [generation.token_ids for generation in answers(engine_on(loaded, PLAN), requests(6))] == expected
+    assert not left
+
+
+@pytest.mark.parametrize("quantization", ["none", "nf4", "int8"])
+def test_all_units_travel_in_two_slabs(folder: Path, quantization: str) -> None:
+    loaded = opened(folder, quantization)
+    answers(engine_on(loaded, PLAN), requests(6))
+    assert loaded.gates.weights._slabs.made == 2
+
+
 def _short(states: torch.Tensor, forward: Any) -> torch.Tensor:
     if len(states) > 2:
         raise torch.OutOfMemoryError("not enough memory: this layer takes two rows")
@@ -211,5 +235,5 @@ def test_when_weights_are_streamed(folder: Path) -> None:
     assert "only streaming keeps them quantized" in str(reason("nf4", 300_000, "auto"))
     assert reason("none", 600_000, "auto") is None  # the page cache holds them: plain offload is faster
     assert reason("nf4", 300_000, "resident") is None
-    assert "beside what computes with them" in str(reason("nf4", 10**9, "auto", Streaming(1000, "layer", 32)))  # the plan's word counts
+    assert "beside what computes with them" in str(reason("nf4", 10**9, "auto", Streaming(1000, 0, "layer", 32)))  # the plan's word counts
     assert reason("none", 10**9, "streamed") == "weights are streamed, as configured"
