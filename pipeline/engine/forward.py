@@ -43,6 +43,17 @@ def attention_as(model: Any, implementation: str) -> Iterator[None]:
         attend_by(model, found)
 
 
+def lay_out_for_head(model: Any) -> None:
+    """Give the model's head its input in one piece.
+
+    The last column of many is a slice; a product with it is done on a processor row by row, and copies the head's whole matrix for each.
+    Measured with the demo model's head and 8 rows: 2.1 times as long in float32, 290 times in bfloat16.
+    """
+    head = model.get_output_embeddings()
+    if head is not None:
+        head.register_forward_pre_hook(lambda _module, inputs: (inputs[0].contiguous(), *inputs[1:]))
+
+
 class Forward:
     """One model behind one signature. The model is already loaded and placed; it is never moved."""
 

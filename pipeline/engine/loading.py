@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from pipeline.config import ModelConfig
-from pipeline.engine.forward import input_device
+from pipeline.engine.forward import input_device, lay_out_for_head
 from pipeline.engine.location import Location, fetch_weights, locate
 from pipeline.engine.memory import PeakMemory, large_blocks_given_back
 from pipeline.engine.numbers4 import quantizing_in_pieces
@@ -57,6 +57,7 @@ def load_model(
             tidy.enter_context(quantizing_in_pieces())
         model = _read_weights(config, dtype, place, placement, offload_folder)
     compute_as_asked(model, dtype)
+    lay_out_for_head(model)
     facts = {
         **describe_model(model),
         "dtype": dtype,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from pipeline.config import Config
+from pipeline.engine.forward import lay_out_for_head
 from pipeline.engine.loading import LoadedModel
 from pipeline.engine.location import Location, fetch_weights
 from pipeline.engine.memory import PeakMemory, give_large_blocks_back
@@ -87,6 +88,7 @@ def open_streamed(
         say(f"streaming {config.model.id}: {tiers.describe(device.type)} ({reason})")
         streamed = StreamedWeights(skeleton, prepared, tiers, device)
         skeleton.model.get_input_embeddings().computes_on = device
+        lay_out_for_head(skeleton.model)
         gates = Gates(skeleton.model, streamed)
     by_device = {str(device): tiers.bytes_in("device"), "cpu": tiers.bytes_in("ram"), "disk": tiers.bytes_in("disk")}
     placement = Placement({"": "streamed"}, {name: amount for name, amount in by_device.items() if amount})

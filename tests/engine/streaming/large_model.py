@@ -1,11 +1,12 @@
 """A Llama-shaped model of 1.1 billion parameters with seeded random weights, written layer by layer; and a process that runs it streamed.
 
-As a script: ``python -m tests.engine.streaming.large_model MODEL RESULT ALLOWED_BYTES ROWS NEW_TOKENS``; waits for a line first. With 0
-bytes allowed, everything is read for each sweep.
+As a script: ``python -m tests.engine.streaming.large_model MODEL RESULT ALLOWED_BYTES ROWS NEW_TOKENS [DTYPE]``; waits for a line
+first. With 0 bytes allowed, everything is read for each sweep.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import sys
@@ -17,6 +18,8 @@ import torch
 
 from pipeline.engine.quiet import import_bitsandbytes
 from pipeline.engine.streaming.blocks import write_blocks
+from pipeline.planner.shape import model_shape
+from pipeline.planner.streaming import micro_batch_rows
 from pipeline.records import Decode, Plan, Request
 from pipeline.vitals import peak_resident_bytes
 from tests.engine.streaming.opened import answers, engine_on, opened
@@ -74,15 +77,16 @@ def plan(rows: int) -> Plan:
     return Plan("float32", "nf4", "device", "instructions_first", 2048, rows, rows * 2048, 512, 45_056)
 
 
-def main(folder: str, result: str, allowed: str, rows: str, new_tokens: str, quantization: str = "nf4") -> None:
+def main(folder: str, result: str, allowed: str, rows: str, new_tokens: str, dtype: str = "float32") -> None:
     from transformers.models.llama import modeling_llama  # noqa: F401  # belongs to the bare process
 
     import_bitsandbytes()
     bare_bytes = peak_resident_bytes()
     sys.stdin.readline()
-    loaded = opened(Path(folder), quantization, int(allowed) or None)
+    loaded = opened(Path(folder), "nf4", int(allowed) or None, dtype=dtype)
     weights = loaded.gates.weights
-    engine = engine_on(loaded, plan(int(rows)), lane_rows=32)
+    planned = dataclasses.replace(plan(int(rows)), dtype=dtype)
+    engine = engine_on(loaded, planned, lane_rows=micro_batch_rows(model_shape(SHAPE), dtype, planned.prefill_chunk_tokens, 2048))
     ends = [0.0]
     head = weights.head
 

@@ -15,22 +15,24 @@ from pipeline.engine.streaming.opening import StreamedModel, open_streamed
 from pipeline.records import Generation, Plan, Request, Streaming
 
 
-def configured(folder: Path, quantization: str = "none", cpu_bytes: int | None = None, **engine: Any) -> Config:
+def configured(folder: Path, quantization: str = "none", cpu_bytes: int | None = None, dtype: str = "float32", **engine: Any) -> Config:
     return parse_config({
-        "model": {"id": str(folder), "quantization": quantization, "dtype": "float32",
+        "model": {"id": str(folder), "quantization": quantization, "dtype": dtype,
                   "max_memory": None if cpu_bytes is None else {"cpu": cpu_bytes}},
         "source": {"path": "none"}, "tasks": [{"name": "none", "kind": "summarize"}], "run": {"directory": "none"}, "engine": engine,
     })  # fmt: skip
 
 
-def opened(folder: Path, quantization: str = "none", cpu_bytes: int | None = None, *, said: list[str] | None = None) -> StreamedModel:
+def opened(
+    folder: Path, quantization: str = "none", cpu_bytes: int | None = None, *, said: list[str] | None = None, dtype: str = "float32"
+) -> StreamedModel:  # fmt: skip
     """Without ``cpu_bytes`` everything is read for each sweep, whatever would fit."""
-    config = configured(folder, quantization, cpu_bytes)
+    config = configured(folder, quantization, cpu_bytes, dtype)
     location = locate(config.model)
     say = (lambda _: None) if said is None else said.append
     identity = weights_identity(config.model, location)
     planned = None if cpu_bytes is not None else Streaming(0, 0, "layer", 32)
-    return open_streamed(config, location, "float32", identity, say, "for a test", planned)
+    return open_streamed(config, location, dtype, identity, say, "for a test", planned)
 
 
 def engine_on(loaded: StreamedModel, plan: Plan, end_ids: Sequence[int] = (), lane_rows: int = 4) -> StreamedEngine:
