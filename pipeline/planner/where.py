@@ -180,9 +180,10 @@ def _stream(
         if sweep is not None:
             _say_where(f"weights in {wish.quantization} are streamed", sweep.weights, place, have, reasons)
             if sweep.rows > 1:
+                together = min(sweep.rows, sweep.micro_batch_rows)
                 reasons.append(
-                    f"up to {sweep.rows} rows share a sweep, {min(sweep.rows, sweep.micro_batch_rows)} at a time in each layer: more weights on the device "
-                    "and fewer rows, or the other way round, would give fewer tokens a second"
+                    f"up to {sweep.rows} rows share a sweep, {together} at a time in each layer: more weights on the device and fewer "
+                    "rows, or the other way round, would give fewer tokens a second"
                 )
             return "split", sweep.weights, place, sweep
     reasons.append(_nothing_holds(have))
