@@ -17,7 +17,7 @@ from pipeline.engine.base import Backend
 from pipeline.engine.demo_model import cache_folder
 from pipeline.errors import DoesNotFit, OvernightError
 from pipeline.planner.decide import Forecast
-from pipeline.planner.hardware import Hardware
+from pipeline.planner.hardware import Hardware, existing_folder
 from pipeline.planner.measure import measured_rates, with_rates
 from pipeline.planner.quantities import Quantity, quantities
 from pipeline.planner.work import Estimate, TaskLoad, histogram
@@ -93,8 +93,7 @@ def look(config: Config, machine: Hardware | None = None, *, measure_machine: bo
 def _measured(ground: Ground, dtype: str) -> Ground:
     from pipeline.engine.numbers4 import unpacking_rate  # with it comes torch
 
-    folder = Path(ground.config.run.directory)
-    scratch = next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.exists())
+    scratch = existing_folder(Path(ground.config.run.directory))
     found = measured_rates(cache_folder(), scratch, dtype, unpacking=unpacking_rate)
     kept = ground.machine.rates
     known = {name: getattr(kept, name) for name in kept.__dataclass_fields__ if name != "origin" and getattr(kept, name) is not None}

@@ -216,13 +216,17 @@ class Failure:
 Placement = Literal["device", "offloaded", "disk", "quantized"]
 
 
+# What of streamed weights is loaded together.
+Grain = Literal["layer", "module"]
+
+
 @dataclass(frozen=True, slots=True)
 class Streaming:
     """How weights pass through the device: bytes of them that stay there and in RAM, what is loaded together, rows that go together."""
 
     resident_bytes: int
     ram_bytes: int
-    grain: Literal["layer", "module"]
+    grain: Grain
     micro_batch_rows: int
 
 

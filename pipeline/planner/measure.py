@@ -19,7 +19,7 @@ from typing import Any
 
 from pipeline.atomic import replace_file
 from pipeline.errors import StoppedEarly
-from pipeline.planner.hardware import Hardware, Rates, usable_cores
+from pipeline.planner.hardware import Hardware, Rates, existing_folder, usable_cores
 
 _FORMAT = 2
 _COPY_BYTES = 128 * 2**20
@@ -62,9 +62,7 @@ def machine_key(scratch_folder: Path | None, dtype: str) -> str:
     cards = [torch.cuda.get_device_name(card) for card in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     facts = [platform.machine(), _processor(), usable_cores(), psutil.virtual_memory().total >> 28, cards, torch.__version__, dtype]
     if scratch_folder is not None:
-        facts.append(
-            next(parent for parent in (scratch_folder.absolute(), *scratch_folder.absolute().parents) if parent.exists()).stat().st_dev
-        )
+        facts.append(existing_folder(scratch_folder).stat().st_dev)
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 

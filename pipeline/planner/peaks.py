@@ -91,9 +91,9 @@ def streamed_pass_bytes(shape: ModelShape, dtype: str, tokens: int, rows: int, o
     return int(shape.activation_bytes(tokens, dtype, rows, 0) * (CARD_FACTOR if on_card else STREAMED_FACTOR))
 
 
-def arriving_bytes(need_unpacked: int) -> int:
-    """Weights in full numbers while they are read and shrunk. ``need_unpacked``: bytes of the largest of them."""
-    return _READ_AT_ONCE * need_unpacked
+def arriving_bytes(largest_bytes: int) -> int:
+    """Weights in full numbers while they are read and shrunk. ``largest_bytes``: of the largest of them."""
+    return _READ_AT_ONCE * largest_bytes
 
 
 def head_copy_bytes(shape: ModelShape, dtype: str, logits: int, on_card: bool) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from pipeline.planner.hardware import Rates
 from pipeline.planner.layers import dtype_bytes
@@ -16,8 +15,8 @@ from pipeline.planner.peaks import streamed_pass_bytes
 from pipeline.planner.rooms import CACHE_SHARE, SHORTEST_TOKENS, Need, Place, Room, Wish
 from pipeline.planner.shape import ModelShape
 from pipeline.planner.throughput import Speed, decode_step, fetch_seconds
+from pipeline.records import Grain
 
-Grain = Literal["layer", "module"]
 # The most rows in one sweep: beyond these none gained a tenth on any machine that was looked at.
 _MOST_ROWS = 512
 _LARGEST_MICRO_BATCH, _USUAL_MICRO_BATCH = 256, 32
@@ -42,6 +41,12 @@ class Sweep:
     rows: int
     micro_batch_rows: int
 
+    def link_bytes_per_second(self, rates: Rates, *, on_card: bool) -> float | None:
+        """At which what is swept arrives, from disk and RAM side by side; None where nothing is, or a rate is not known."""
+        in_ram = self.weights["ram"]
+        seconds = fetch_seconds(max(0, self.swept_bytes - in_ram), in_ram, rates, on_card=on_card)
+        return self.swept_bytes / seconds if seconds else None
+
 
 def micro_batch_rows(shape: ModelShape, dtype: str, chunk_tokens: int, row_tokens: int) -> int:
     """Rows of one piece of a sweep, a power of two: as many as decode in the memory that a prefill chunk takes."""
@@ -62,15 +67,16 @@ def best_sweep(
     sweeps = list(_sweeps(shape, need, have, wish, cache, chunk_tokens))
     if wish.rows and sweeps:  # as many as asked for, if they fit
         sweeps = [sweep for sweep in sweeps if sweep.rows == sweeps[-1].rows]
-    paces = [tokens_per_second(shape, have, wish, sweep, rates) for sweep in sweeps]
+    paces = [tokens_per_second(shape, have, wish, rates, sweep.rows, sweep) for sweep in sweeps]
     return next((sweep for sweep, pace in zip(sweeps, paces, strict=True) if pace * _WORTH >= max(paces)), None)
 
 
 def _sweeps(shape: ModelShape, need: Need, have: Room, wish: Wish, cache: Place, chunk_tokens: int) -> Iterator[Sweep]:
     """Numbers of rows (1, 2, 3, 4, 6, 8, 12, ...), with layers as units and with single modules, as far as they fit."""
     micro, most = micro_batch_rows(shape, wish.dtype, chunk_tokens, wish.row_tokens), wish.rows or _MOST_ROWS
+    grains = _working_bytes(shape, wish)
     for rows in sorted({most, *(rows for power in range(10) for rows in (2**power, 3 * 2**power) if rows < most)}):
-        for grain, working in _working_bytes(shape, wish).items():
+        for grain, working in grains.items():
             found = _with_rows(shape, need, have, wish, cache, rows, grain, working, min(micro, most), chunk_tokens)
             if found is not None:
                 yield found
@@ -117,14 +123,13 @@ def _working_bytes(shape: ModelShape, wish: Wish) -> dict[Grain, int]:
     return {"layer": 2 * max(layer, piece) + plain_layer + norms, "module": 2 * max(module, piece) + plain_matrix + norms}
 
 
-def tokens_per_second(shape: ModelShape, have: Room, wish: Wish, sweep: Sweep, rates: Rates) -> float:
-    """Of all rows together. Where no rates are known, the rows of a sweep: more of them are better."""
+def tokens_per_second(shape: ModelShape, have: Room, wish: Wish, rates: Rates, rows: int, sweep: Sweep | None = None) -> float:
+    """Of ``rows`` rows together, with all weights on the device or in sweeps. Where no rates are known, the rows: more are better."""
     if rates.memory_bytes_per_second is None or rates.matmul_per_second is None:
-        return float(sweep.rows)
-    from_disk = max(0, sweep.swept_bytes - sweep.weights["ram"])
-    seconds = fetch_seconds(from_disk, sweep.weights["ram"], rates, on_card=have.on_card)
+        return float(rows)
     step = decode_step(
-        shape, Speed(rates), quantization=wish.quantization, dtype=wish.dtype, rows=sweep.rows, tokens=wish.row_tokens,
-        transferred_bytes=sweep.swept_bytes, link_bytes_per_second=sweep.swept_bytes / seconds if seconds else None,
+        shape, Speed(rates), quantization=wish.quantization, dtype=wish.dtype, rows=rows, tokens=wish.row_tokens,
+        transferred_bytes=sweep.swept_bytes if sweep else 0,
+        link_bytes_per_second=sweep.link_bytes_per_second(rates, on_card=have.on_card) if sweep else None,
     )  # fmt: skip
-    return sweep.rows / step.seconds
+    return rows / step.seconds

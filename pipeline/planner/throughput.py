@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeline.planner.hardware import Rates
 from pipeline.planner.shape import ModelShape
@@ -113,6 +113,12 @@ class Step:
         """Pipelined: a layer's bytes travel while the layer before it computes, so the slower of the two sets the pace."""
         return max(self.resident_seconds, self.transfer_seconds)
 
+    def times(self, factor: float) -> Step:
+        """Where only the sum was measured: the parts of computing keep their proportion."""
+        return Step(
+            self.weights_seconds * factor, self.cache_seconds * factor, self.compute_seconds * factor, self.unpack_seconds * factor
+        )  # fmt: skip
+
     @property
     def slowdown(self) -> float:
         """How many times slower than resident."""
@@ -135,25 +141,22 @@ def decode_step(
     ``transferred_bytes`` come over a link at each step: offloaded weights, or an offloaded cache. nf4 is unpacked first where
     ``dequantize_weights_per_second`` says that this takes time (on CPUs it does).
     """
-    parts = _resident_parts(shape, speed, quantization, dtype, rows, tokens)
+    step = _resident_step(shape, speed, quantization, dtype, rows, tokens)
     rates = speed.rates
     if rates.decode_tokens_per_second and (rates.decode_at_rows or rows == 1):
         at_rows = rates.decode_at_rows or 1
-        there = _resident_parts(shape, speed, quantization, dtype, at_rows, rates.decode_at_tokens or tokens)
-        factor = at_rows / rates.decode_tokens_per_second / Step(*there).resident_seconds
-        first, second, third, fourth = (part * factor for part in parts)  # the sum is known, the parts keep their proportion
-        parts = (first, second, third, fourth)
+        there = _resident_step(shape, speed, quantization, dtype, at_rows, rates.decode_at_tokens or tokens)
+        step = step.times(at_rows / rates.decode_tokens_per_second / there.resident_seconds)
     transfer = transferred_bytes / link_bytes_per_second if transferred_bytes and link_bytes_per_second else 0.0
-    return Step(*parts, transfer)
+    return replace(step, transfer_seconds=transfer)
 
 
-def _resident_parts(
-    shape: ModelShape, speed: Speed, quantization: str, dtype: str, rows: int, tokens: int
-) -> tuple[float, float, float, float]:
-    """Seconds of one step by the formulas: reading the weights, reading the cache, multiplying, unpacking the weights."""
+def _resident_step(shape: ModelShape, speed: Speed, quantization: str, dtype: str, rows: int, tokens: int) -> Step:
+    """By the formulas alone, with everything on the device."""
     weights = shape.read_bytes_per_step(quantization, dtype, rows) / speed.memory
     cache = shape.kv_bytes(tokens, dtype, rows) / speed.memory
-    return weights, cache, 2.0 * shape.matmul_parameters * rows / speed.arithmetic, unpack_seconds(shape, speed.rates, quantization)
+    compute = 2.0 * shape.matmul_parameters * rows / speed.arithmetic
+    return Step(weights, cache, compute, unpack_seconds(shape, speed.rates, quantization))
 
 
 def unpack_seconds(shape: ModelShape, rates: Rates, quantization: str) -> float:

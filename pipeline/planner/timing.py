@@ -14,7 +14,6 @@ from pipeline.planner.throughput import (
     Speed,
     Step,
     decode_step,
-    fetch_seconds,
     load_seconds,
     prefill_seconds,
     unpack_seconds,
@@ -90,9 +89,7 @@ def _stored_bytes(shape: ModelShape, wish: Wish) -> int:
 def _link(have: Room, rates: Rates, where: Where) -> float | None:
     """Bytes a second of all that is fetched at a step, from wherever it is."""
     if where.sweep and where.sweep.swept_bytes and where.cache_place == "device":
-        in_ram = where.weights["ram"]
-        seconds = fetch_seconds(max(0, where.sweep.swept_bytes - in_ram), in_ram, rates, on_card=have.on_card)
-        return where.sweep.swept_bytes / seconds if seconds else None
+        return where.sweep.link_bytes_per_second(rates, on_card=have.on_card)
     return have.link_bytes_per_second(rates, bool(where.weights["disk"]) or where.cache_place == "disk")
 
 

@@ -36,9 +36,10 @@ def peaks_of(shape: ModelShape, wish: Wish, have: Room, need: Need, chunk_tokens
     weights, place = where.weights, where.cache_place
     cache = _cache(shape, wish, need, place, rows)
     near = cache if place == "device" else max(need.near_bytes, shape.near_bytes(wish.typical_tokens, wish.kept_dtype, rows)) if rows else 0
-    activations = _pass(shape, wish, have, need, chunk_tokens, rows) if wish.questions and rows else need.activation_bytes
     if where.sweep:
         activations = where.sweep.pass_bytes
+    else:
+        activations = _pass(shape, wish, have, need, chunk_tokens, rows) if wish.questions and rows else need.activation_bytes
     files = stored(shape, wish.stored_dtype, wish.dtype)
     on_device = weights["device"] + activations + near + (where.sweep.working_bytes if where.sweep else 0)
     in_ram = wish.process_bytes + LIBRARY_BYTES + weights["ram"] + (cache if place == "ram" else 0)

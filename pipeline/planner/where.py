@@ -94,7 +94,7 @@ def settle(shape: ModelShape, need: Need, have: Room, wish: Wish, rates: Rates, 
 
 def _place(need: Need, have: Room, wish: Wish, reasons: list[str]) -> tuple[Verdict, dict[Place, int], Place]:
     name, resident = have.device_name, _resident(need)
-    asked = None if wish.cache_place == "ram" and not have.on_card else wish.cache_place  # RAM is where it computes
+    asked = _asked(have, wish)
     held = need.weights_bytes <= have.device_weights_bytes
     layer_by_layer = need.weights_bytes + need.activation_bytes + need.near_bytes
     if held and asked in ("ram", "disk") and layer_by_layer <= have.device_bytes:
@@ -154,6 +154,11 @@ def _overflow(need: Need, have: Room, asked: Place | None, reasons: list[str]) -
     return "does not fit", _resident(need), "device"
 
 
+def _asked(have: Room, wish: Wish) -> Place | None:
+    """Where the configuration wants the cache. Without a card RAM is where it computes anyway."""
+    return None if wish.cache_place == "ram" and not have.on_card else wish.cache_place
+
+
 def _cache_places(have: Room, asked: Place | None) -> tuple[Place, ...]:
     return (asked,) if asked else ("device", "ram", "disk") if have.on_card else ("device", "disk")
 
@@ -174,7 +179,7 @@ def _stream(
     shape: ModelShape, need: Need, have: Room, wish: Wish, rates: Rates, reasons: list[str]
 ) -> tuple[Verdict, dict[Place, int], Place, Sweep | None]:
     """The first place of the cache with which a sweep holds."""
-    asked = None if wish.cache_place == "ram" and not have.on_card else wish.cache_place
+    asked = _asked(have, wish)
     for place in _cache_places(have, asked):
         sweep = best_sweep(shape, need, have, wish, place, rates, wish.chunk_tokens or have.chunk_tokens)
         if sweep is not None:
@@ -205,8 +210,8 @@ def _faster_streamed(
     sweep = best_sweep(shape, need, have, wish, "device", rates, wish.chunk_tokens or have.chunk_tokens)
     if sweep is None:
         return None
-    alone = Sweep(_resident(need), "layer", 0, 0, 0, max(1, rows), 1)
-    gain = tokens_per_second(shape, have, wish, sweep, rates) / tokens_per_second(shape, have, wish, alone, rates)
+    streamed = tokens_per_second(shape, have, wish, rates, sweep.rows, sweep)
+    gain = streamed / tokens_per_second(shape, have, wish, rates, max(1, rows))
     if gain < _MUCH and not too_few:
         return None
     reasons.append(f"but that leaves room for {rows} such rows; streaming makes room for {sweep.rows}, and {gain:.1f} times the speed")

@@ -16,10 +16,9 @@ from pipeline.engine.placement import size
 from pipeline.engine.streaming.blocks import Block
 from pipeline.engine.streaming.skeleton import Skeleton
 from pipeline.errors import DoesNotFit
-from pipeline.records import Streaming
+from pipeline.records import Grain, Streaming
 
 Tier = Literal["device", "ram", "disk"]
-Grain = Literal["layer", "module"]
 _GRAINS: tuple[Grain, ...] = ("layer", "module")
 _SMALL_BYTES = 2**16
 
