@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from pipeline.engine.streaming.blocks import Block, BlockFiles
+from pipeline.engine.streaming.slabs import load
 from pipeline.stores.kv.formats import as_bytes
 
 
@@ -31,10 +32,7 @@ class RowTable:
 
     def whole(self) -> torch.Tensor:
         """All rows."""
-        pieces = [torch.empty(block.shape, dtype=block.dtype) for block in self._blocks]
-        for block, piece in zip(self._blocks, pieces, strict=True):
-            self._files.read([block], [piece])
-        return torch.cat(pieces)
+        return torch.cat([load(self._files, [block])[0] for block in self._blocks])
 
 
 def place_tables(model: Any, files: BlockFiles, stored: Mapping[str, Sequence[Block]], device: torch.device) -> int:

@@ -16,17 +16,17 @@ import torch
 
 from pipeline.engine.numbers4 import dequantize, statistics
 from pipeline.engine.quiet import import_bitsandbytes
-from pipeline.engine.streaming.blocks import BlockFiles, Damaged
+from pipeline.engine.streaming.blocks import Block, BlockFiles, Damaged
 from pipeline.engine.streaming.prepared import Prepared
 from pipeline.engine.streaming.skeleton import Skeleton
-from pipeline.engine.streaming.slabs import Slabs
+from pipeline.engine.streaming.slabs import Slab, Slabs, load
 from pipeline.engine.streaming.tables import place_tables
 from pipeline.engine.streaming.units import Tiers, Unit, head_blocks
 from pipeline.errors import ConfigError
 
 _Tensors = list[torch.Tensor]
 # A slab to give back if there is one, tensors on the device, and the event after which they are there.
-_Arrival = tuple[torch.Tensor | None, _Tensors, Any]
+_Arrival = tuple[Slab | None, _Tensors, Any]
 
 
 class StreamedWeights:
@@ -45,7 +45,7 @@ class StreamedWeights:
         self._empty: list[tuple[Any, str, Any]] = []
         self._open: int | None = None
         self._last: int | None = None
-        self._slab: tuple[torch.Tensor | None, Any] = None, None
+        self._slab: tuple[Slab | None, Any] = None, None
         self._after = {index: (index + 1) % len(self._units) for index in range(len(self._units))}
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
         self._side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]  # the library's constructor has no types
@@ -74,6 +74,7 @@ class StreamedWeights:
             self._last = index
             self._close()
             tensors = self._take(index)
+            self._fetch_after(index)
             unit = self._units[index]
             if not unit.head:
                 try:
@@ -82,8 +83,6 @@ class StreamedWeights:
                     self._close()
                     raise
             self._open = index
-            # Not before: unpacking and reading side by side take longer than one after the other on few cores.
-            self._fetch_after(index)
 
     def head(self, inputs: Sequence[torch.Tensor], bias: torch.Tensor | None) -> list[torch.Tensor]:
         """The head's products with each of ``inputs`` (..., hidden), piece by piece: each piece is loaded once for all of them."""
@@ -184,14 +183,13 @@ class StreamedWeights:
     def _fetch(self, index: int) -> _Arrival:
         """In the reader's thread."""
         unit = self._units[index]
-        slab: torch.Tensor | None = None
-        if self.tiers.tiers[index] == "ram":
-            host = self._kept[index]
-        else:
-            slab, host = self._slabs.take(unit.blocks)
+        slab = None if self.tiers.tiers[index] == "ram" else self._slabs.take()
         try:
-            if slab is not None:
-                self.files.read(unit.blocks, host)
+            if slab is None:
+                host = self._kept[index]
+            else:
+                self.files.read(unit.blocks, slab.landing(unit.blocks))
+                host = slab.tensors(unit.blocks)
             if self._side is None:
                 return slab, host, None
             with torch.cuda.stream(self._side):
@@ -206,7 +204,7 @@ class StreamedWeights:
             raise
         return slab, near, event
 
-    def _give_back(self, slab: torch.Tensor | None, event: Any) -> None:
+    def _give_back(self, slab: Slab | None, event: Any) -> None:
         if event is not None:
             event.synchronize()
         if slab is not None:
@@ -216,12 +214,11 @@ class StreamedWeights:
 
     def _place_small(self, skeleton: Skeleton) -> None:
         for block in self.tiers.small:
-            tensor = torch.empty(block.shape, dtype=block.dtype)
-            self._read_or_rebuild(lambda block=block, tensor=tensor: self.files.read([block], [tensor]))
+            (tensor,) = self._loaded([block])
             path, _, name = block.name.rpartition(".")
             module = skeleton.model.get_submodule(path)
             place = module._parameters if name in module._parameters else module._buffers  # noqa: SLF001  # no checks wanted
-            place[name] = tensor.to(self.device)
+            place[name] = tensor.to(self.device, copy=True)  # without the pages around it
         for buffers in (module._buffers for module in skeleton.model.modules()):  # noqa: SLF001  # as above
             for name, buffer in buffers.items():
                 if buffer is not None and buffer.device.type != "meta":
@@ -233,26 +230,20 @@ class StreamedWeights:
         """Rows are read without checks, so their files are read once as a whole."""
         for blocks in list(self._prepared.files.values()):
             if isinstance(self._owner(blocks[0].name.partition(".weight")[0]), torch.nn.Embedding):
-                for place in range(len(blocks)):
-                    self._read_or_rebuild(
-                        lambda blocks=blocks, place=place: self.files.read(
-                            [blocks[place]], [torch.empty(blocks[place].shape, dtype=blocks[place].dtype)]
-                        )
-                    )
+                for block in blocks:
+                    self._loaded([block])
 
-    def _read_or_rebuild(self, read: Any) -> None:
+    def _loaded(self, blocks: Sequence[Block], *, pinned: bool = False) -> _Tensors:
         try:
-            read()
+            return load(self.files, blocks, pinned=pinned)
         except Damaged as damage:
             self.files.close(damage.file)
             self._prepared.rebuild(damage.file)
-            read()
+            return load(self.files, blocks, pinned=pinned)
 
     def _keep(self, index: int, tier: str) -> None:
         unit = self._units[index]
-        pinned = self._side is not None and tier == "ram"
-        host = [torch.empty(block.shape, dtype=block.dtype, pin_memory=pinned) for block in unit.blocks]
-        self._read_or_rebuild(lambda: self.files.read(unit.blocks, host))
+        host = self._loaded(unit.blocks, pinned=self._side is not None and tier == "ram")
         self._kept[index] = [tensor.to(self.device) for tensor in host] if tier == "device" else host
 
     # ── into the modules ───────────────────────────────────────────────────────────────────────────────────────────

@@ -2,43 +2,126 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
+import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pipeline.engine.streaming.blocks import Block
-from pipeline.engine.streaming.slabs import Slabs
+from pipeline.engine.streaming import blocks as module
+from pipeline.engine.streaming.blocks import Block, BlockFiles, Damaged, write_blocks
+from pipeline.engine.streaming.slabs import Slab, Slabs, load
 
 DTYPES = (torch.uint8, torch.int8, torch.bfloat16, torch.float32, torch.int64)
+_files = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+TENSORS = st.lists(st.tuples(st.sampled_from(DTYPES), st.integers(0, 3000)), min_size=1, max_size=8)
 
 
-def block(dtype: torch.dtype, numbers: int) -> Block:
-    return Block("part", "name", 0, numbers * dtype.itemsize, dtype, (numbers,), "")
+def written(folder: Path, kinds: list[tuple[torch.dtype, int]]) -> tuple[list[Block], list[torch.Tensor]]:
+    tensors = [torch.randint(0, 100, (numbers,)).to(dtype) for dtype, numbers in kinds]
+    described = [(f"t{place}", tensor.dtype, tuple(tensor.shape)) for place, tensor in enumerate(tensors)]
+    return write_blocks(folder / "part", described, tensors), tensors
 
 
-UNITS = st.lists(st.lists(st.builds(block, st.sampled_from(DTYPES), st.integers(0, 300)), min_size=1, max_size=5), min_size=1, max_size=6)
+@_files
+@given(kinds=TENSORS, cut=st.integers(0, 7), around=st.booleans())
+def test_any_stretch_of_a_file_is_read_as_written(tmp_path: Path, kinds: list[tuple[torch.dtype, int]], cut: int, around: bool) -> None:
+    blocks, tensors = written(tmp_path, kinds)
+    begin = cut % len(blocks)
+    files = BlockFiles(tmp_path)
+    if not around:
+        files._around = 0
+    found = load(files, blocks[begin:])
+    files.close()
+    for tensor, expected in zip(found, tensors[begin:], strict=True):
+        assert (tensor.dtype, tensor.shape) == (expected.dtype, expected.shape)
+        assert tensor.is_contiguous()
+        assert tensor.data_ptr() % tensor.element_size() == 0
+        assert torch.equal(tensor, expected)
 
 
-@given(UNITS)
-def test_every_unit_fits_into_any_slab(units: list[list[Block]]) -> None:
-    slabs = Slabs(units, pinned=False)
-    for unit in units * 2:
-        slab, tensors = slabs.take(unit)
-        for number, tensor in enumerate(tensors):
-            tensor.fill_(number)
-        for number, (tensor, one) in enumerate(zip(tensors, unit, strict=True)):
-            assert (tensor.dtype, tuple(tensor.shape)) == (one.dtype, one.shape)
-            assert tensor.is_contiguous()
-            assert bool((tensor == number).all())  # none lies over another
+@_files
+@given(kinds=TENSORS)
+def test_every_unit_fits_into_any_slab(tmp_path: Path, kinds: list[tuple[torch.dtype, int]]) -> None:
+    blocks, tensors = written(tmp_path, kinds)
+    units = [[block] for block in blocks] + [blocks]
+    slabs, files = Slabs(units, pinned=False), BlockFiles(tmp_path)
+    for unit, expected in [*zip(units, [*([tensor] for tensor in tensors), tensors], strict=True)] * 2:
+        slab = slabs.take()
+        files.read(unit, slab.landing(unit))
+        assert all(map(torch.equal, slab.tensors(unit), expected))  # none lies over another
         slabs.give_back(slab)
+    files.close()
     assert slabs.made == 1
 
 
-def test_what_is_in_use_is_not_given_out_again() -> None:
-    unit = [block(torch.float32, 8)]
-    slabs = Slabs([unit], pinned=False)
-    (first, _), (second, _) = slabs.take(unit), slabs.take(unit)
-    assert first.data_ptr() != second.data_ptr()
+def test_what_is_in_use_is_not_given_out_again(tmp_path: Path) -> None:
+    blocks, _ = written(tmp_path, [(torch.float32, 8)])
+    slabs = Slabs([blocks], pinned=False)
+    first, second = slabs.take(), slabs.take()
+    first.landing(blocks)[:] = b"1" * len(first.landing(blocks))
+    second.landing(blocks)[:] = b"2" * len(second.landing(blocks))
+    assert bytes(first.landing(blocks)[:1]) == b"1"
     slabs.give_back(first)
-    assert slabs.take(unit)[0].data_ptr() == first.data_ptr()
+    assert slabs.take() is first
     assert slabs.made == 2
+
+
+def test_reads_go_around_the_page_cache_where_the_system_lets_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks, (expected,) = written(tmp_path, [(torch.float32, 10_000)])
+    opened: list[int] = []
+    really = os.open
+
+    def refusing(path: Path, flags: int, *rest: int) -> int:
+        opened.append(flags & os.O_DIRECT)
+        if flags & os.O_DIRECT:
+            raise OSError(22, "Invalid argument")
+        return really(path, flags, *rest)
+
+    files = BlockFiles(tmp_path)
+    assert torch.equal(load(files, blocks)[0], expected)
+    assert files._around == os.O_DIRECT
+    files.close()
+    monkeypatch.setattr(module.os, "open", refusing)
+    files = BlockFiles(tmp_path)
+    assert torch.equal(load(files, blocks)[0], expected)
+    assert torch.equal(load(files, blocks)[0], expected)
+    files.close()
+    assert opened == [os.O_DIRECT, 0]  # asked once, then never again
+
+
+def test_another_fault_of_the_disk_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks, _ = written(tmp_path, [(torch.float32, 10_000)])
+
+    def failing(*_: object) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(module.os, "preadv", failing)
+    with pytest.raises(OSError, match="Input/output error"):
+        load(BlockFiles(tmp_path), blocks)
+
+
+@pytest.mark.parametrize("most", [1, 100, 511, 4096, 5000])
+def test_reads_that_end_early_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    blocks, tensors = written(tmp_path, [(torch.uint8, 91), (torch.float32, 2500 if most > 1 else 50)])
+    really = os.preadv
+    monkeypatch.setattr(module.os, "preadv", lambda file, buffers, offset: really(file, [buffers[0][:most]], offset))
+    assert all(map(torch.equal, load(BlockFiles(tmp_path), blocks), tensors))
+
+
+def test_a_file_that_is_cut_is_damaged(tmp_path: Path) -> None:
+    blocks, _ = written(tmp_path, [(torch.float32, 10_000)])
+    for length in (blocks[0].offset + 39_999, blocks[0].offset + 4096, blocks[0].offset, 10):
+        os.truncate(tmp_path / "part", length)
+        with pytest.raises(Damaged):
+            load(BlockFiles(tmp_path), blocks)
+
+
+def test_a_slab_begins_at_a_page(tmp_path: Path) -> None:
+    blocks, _ = written(tmp_path, [(torch.uint8, 5)])
+    for _ in range(20):
+        slab = Slab([blocks])
+        assert slab.tensors(blocks)[0].data_ptr() % 4096 == blocks[0].offset % 4096
