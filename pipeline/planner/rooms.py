@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -136,7 +137,8 @@ class Need:
 class Room:
     """Bytes that may be used: where the model computes, in RAM beside that, on the disk; and how many of them by weights.
 
-    ``first_device_bytes``: of one card, where there are several.
+    ``first_device_bytes``: of one card, where there are several. ``free_ram_bytes``: of RAM beside the process, all that the page cache
+    may take as long as nothing else does.
     """
 
     on_card: bool
@@ -148,7 +150,12 @@ class Room:
     first_device_bytes: int
     device_weights_bytes: int
     ram_weights_bytes: int
+    free_ram_bytes: int
     usable_share: float = USABLE_SHARE
+
+    def page_cache_bytes(self, weights: Mapping[Place, int]) -> int:
+        """What is left of RAM for pages of files beside weights that lie there."""
+        return max(0, self.free_ram_bytes - weights["ram"] - (0 if self.on_card else weights["device"]))
 
     @property
     def most_rows(self) -> int:
@@ -206,6 +213,7 @@ def rooms(hardware: Hardware, process_bytes: int = PROCESS_BYTES, most_weights_i
         first_device_bytes=max(0, int(hardware.gpu_bytes[0] * USABLE_SHARE) - CARD_CONTEXT_BYTES) if on_card else ram,
         device_weights_bytes=vram if on_card else ram_weights,
         ram_weights_bytes=ram_weights if on_card else 0,
+        free_ram_bytes=max(0, hardware.ram_bytes - process_bytes - LIBRARY_BYTES),
         disk_bytes=max((disk.free_bytes for disk in hardware.disks), default=0),
         link=hardware.link,
     )

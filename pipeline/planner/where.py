@@ -76,7 +76,7 @@ def settle(shape: ModelShape, need: Need, have: Room, wish: Wish, rates: Rates, 
     """Decide; each step that is passed leaves its sentence in ``reasons``."""
     verdict, weights, cache_place = _place(need, have, wish, reasons)
     sweep = None
-    if verdict == "split" and (wish.quantization != "none" or wish.must_stream):
+    if verdict == "split" and (wish.quantization != "none" or wish.must_stream or _thrashes(have, wish, weights)):
         verdict, weights, cache_place, sweep = _stream(shape, need, have, wish, rates, reasons)
     elif verdict == "resident" and wish.quantization != "none" and wish.may_stream:
         better = _faster_streamed(shape, need, have, wish, rates, reasons)
@@ -117,7 +117,7 @@ def _place(need: Need, have: Room, wish: Wish, reasons: list[str]) -> tuple[Verd
         return "does not fit", resident, "device"
     if wish.quantization != "none" or wish.must_stream:
         return "split", resident, asked or "device"  # by streaming, if that holds
-    return _split(need, have, asked, reasons)
+    return _split(need, have, wish, asked, reasons)
 
 
 def _resident(need: Need) -> dict[Place, int]:
@@ -163,13 +163,17 @@ def _cache_places(have: Room, asked: Place | None) -> tuple[Place, ...]:
     return (asked,) if asked else ("device", "ram", "disk") if have.on_card else ("device", "disk")
 
 
-def _split(need: Need, have: Room, asked: Place | None, reasons: list[str]) -> tuple[Verdict, dict[Place, int], Place]:
+def _split(need: Need, have: Room, wish: Wish, asked: Place | None, reasons: list[str]) -> tuple[Verdict, dict[Place, int], Place]:
     """Layers on the device first, then RAM, then disk; room is kept free for the one that is computed, and for one row."""
     spread: dict[Place, int] = {}
     for place in _cache_places(have, asked):
         spread, holds = _spread(need, have, place)
-        if holds:
+        if holds and _thrashes(have, wish, spread):
+            cached = amount(have.page_cache_bytes(spread))
+            reasons.append(f"{amount(spread['disk'])} of them would be offloaded to the disk, and {cached} of page cache cannot hold them")
+        elif holds:
             _say_where("unquantized weights may be split", spread, place, have, reasons)
+        if holds:
             return "split", spread, place
     reasons.append(_nothing_holds(have))
     return "does not fit", spread, "device"
@@ -183,7 +187,7 @@ def _stream(
     for place in _cache_places(have, asked):
         sweep = best_sweep(shape, need, have, wish, place, rates, wish.chunk_tokens or have.chunk_tokens)
         if sweep is not None:
-            _say_where(f"weights in {wish.quantization} are streamed", sweep.weights, place, have, reasons)
+            _say_where(_streamed(wish), sweep.weights, place, have, reasons)
             if sweep.rows > 1:
                 together = min(sweep.rows, sweep.micro_batch_rows)
                 reasons.append(
@@ -193,6 +197,18 @@ def _stream(
             return "split", sweep.weights, place, sweep
     reasons.append(_nothing_holds(have))
     return "does not fit", _resident(need), "device", None
+
+
+def _thrashes(have: Room, wish: Wish, weights: dict[Place, int]) -> bool:
+    """Whether the page cache cannot hold what the library would offload to the disk: every page of it would be read anew at each step.
+
+    Where it can, plain offload is faster: its pages are used where they lie. ``why_streamed`` asks the same of the machine when it loads.
+    """
+    return wish.may_stream and weights["disk"] > have.page_cache_bytes(weights)
+
+
+def _streamed(wish: Wish) -> str:
+    return f"weights in {wish.quantization} are streamed" if wish.quantization != "none" else "weights are streamed"
 
 
 def _faster_streamed(
@@ -215,7 +231,7 @@ def _faster_streamed(
     if gain < _MUCH and not too_few:
         return None
     reasons.append(f"but that leaves room for {rows} such rows; streaming makes room for {sweep.rows}, and {gain:.1f} times the speed")
-    _say_where(f"weights in {wish.quantization} are streamed", sweep.weights, "device", have, reasons)
+    _say_where(_streamed(wish), sweep.weights, "device", have, reasons)
     return "split", sweep.weights, "device", sweep
 
 

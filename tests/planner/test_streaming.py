@@ -187,3 +187,20 @@ def test_max_memory_bounds_weights_not_what_works_beside_them() -> None:
     assert allowed.weights_bytes["device"] + allowed.sweep.working_bytes <= 400 * MIB
     assert any("model.max_memory" in step for step in allowed.next_steps)
     assert tight(**free, most_weights_in_ram=MIB).verdict == "does not fit"
+
+
+def test_plain_weights_are_streamed_where_the_page_cache_cannot_hold_what_would_be_offloaded() -> None:
+    small, large = (replace(machine(f"{gib}GiB"), disks=(Disk("/", 10**12),)) for gib in (3, 16))
+    found = decide(TINY, small, Wish("none", "float32", 1024, longest_tokens=500))
+    assert found.verdict == "split"
+    assert found.sweep is not None
+    assert found.ram_mapped_bytes == 0
+    words = "\n".join(describe(found))
+    assert "page cache cannot hold them" in words
+    assert "- weights are streamed: " in words
+    assert "may be split" not in words
+    held = decide(TINY, large, Wish("none", "float32", 1024, longest_tokens=500, most_weights_in_ram=2**30))
+    assert (held.verdict, held.sweep) == ("split", None)  # plain offload: pages are used where they lie
+    assert "unquantized weights may be split" in "\n".join(describe(held))
+    kept = decide(TINY, small, Wish("none", "float32", 1024, longest_tokens=500, may_stream=False))
+    assert (kept.verdict, kept.sweep) == ("split", None)

@@ -49,6 +49,8 @@ def why_streamed(config: Config, location: Location, plan: Plan) -> str | None:
         return None
     if asked == "streamed":
         return "weights are streamed, as configured"
+    if plan.streaming is not None and plan.quantization == "none":
+        return "weights do not fit, and the page cache cannot hold what would be offloaded to the disk: they are read for each sweep"
     if plan.streaming is not None:
         return (
             f"weights in {plan.quantization} do not fit beside what computes with them, and only streaming keeps them quantized elsewhere"
@@ -59,7 +61,8 @@ def why_streamed(config: Config, location: Location, plan: Plan) -> str | None:
         if config.model.quantization == "none":
             raise
         return f"weights in {config.model.quantization} do not fit on the device, and only streaming keeps them quantized elsewhere"
-    on_disk, cached = placement.bytes_by_device.get("disk", 0), available_ram_bytes()
+    on_disk, in_ram = (placement.bytes_by_device.get(place, 0) for place in ("disk", "cpu"))
+    cached = max(0, available_ram_bytes() - in_ram)
     if on_disk > cached:
         return f"{size(on_disk)} of weights are on disk and {size(cached)} of page cache cannot hold them: they are read for each sweep"
     return None

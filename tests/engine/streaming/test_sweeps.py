@@ -236,4 +236,5 @@ def test_when_weights_are_streamed(folder: Path) -> None:
     assert reason("none", 600_000, "auto") is None  # the page cache holds them: plain offload is faster
     assert reason("nf4", 300_000, "resident") is None
     assert "beside what computes with them" in str(reason("nf4", 10**9, "auto", Streaming(1000, 0, "layer", 32)))  # the plan's word counts
+    assert "page cache cannot hold" in str(reason("none", 10**9, "auto", Streaming(1000, 0, "layer", 32)))
     assert reason("none", 10**9, "streamed") == "weights are streamed, as configured"
