@@ -1,6 +1,6 @@
 """A process that runs a model with the library's own disk offload.
 
-As a script: ``python -m tests.bench.offloaded MODEL RESULT ALLOWED_BYTES ROWS NEW_TOKENS DTYPE``; waits for a line first.
+As a script: ``python -m tests.bench.offloaded MODEL RESULT ALLOWED_BYTES ROWS NEW_TOKENS DTYPE [PROMPT]``; waits for a line first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.engine.streaming.large_model import plan, requests
 from tests.engine.streaming.opened import answers, configured
 
 
-def main(folder: str, result: str, allowed: str, rows: str, new_tokens: str, dtype: str) -> None:
+def main(folder: str, result: str, allowed: str, rows: str, new_tokens: str, dtype: str, prompt: str = "16") -> None:
     sys.stdin.readline()
     config = configured(Path(folder), "none", int(allowed))
     loaded = load_model(config.model, dtype, Path(result).parent / "offload")
@@ -26,7 +26,7 @@ def main(folder: str, result: str, allowed: str, rows: str, new_tokens: str, dty
     ends: list[float] = []
     engine._forward.after_pass = lambda: ends.append(time.perf_counter())
     started = time.perf_counter()
-    answers(engine, requests(int(rows), int(new_tokens)))
+    answers(engine, requests(int(rows), int(new_tokens), int(prompt)))
     facts = {
         "seconds": time.perf_counter() - started,
         "sweep_seconds": [round(end - begin, 3) for begin, end in itertools.pairwise(ends)],

@@ -178,8 +178,10 @@ class BlockFiles:
         key = name, bool(around)
         if key not in self._open:
             flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0) | around
-            self._open[key] = os.open(self._folder / name, flags)
+            file = os.open(self._folder / name, flags)
             if hasattr(os, "posix_fadvise") and not around:
                 # Explicit reads say what they want; reading ahead of single rows would read the file many times over.
-                os.posix_fadvise(self._open[key], 0, 0, os.POSIX_FADV_RANDOM if name.startswith("rows-") else os.POSIX_FADV_SEQUENTIAL)
+                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM if name.startswith("rows-") else os.POSIX_FADV_SEQUENTIAL)
+            if self._open.setdefault(key, file) != file:  # the reader's thread was faster
+                os.close(file)
         return self._open[key]

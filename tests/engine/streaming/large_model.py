@@ -1,7 +1,7 @@
 """A Llama-shaped model of 1.1 billion parameters with seeded random weights, written layer by layer; and a process that runs it streamed.
 
-As a script: ``python -m tests.engine.streaming.large_model MODEL RESULT ALLOWED_BYTES ROWS NEW_TOKENS [DTYPE]``; waits for a line
-first. With 0 bytes allowed, everything is read for each sweep.
+As a script: ``python -m tests.engine.streaming.large_model MODEL RESULT ALLOWED_BYTES ROWS NEW_TOKENS [DTYPE [PROMPT]]``; waits
+for a line first. With 0 bytes allowed, everything is read for each sweep.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def _weights(size: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
     return torch.ones(size) if len(size) == 1 else torch.randn(size, generator=generator) * 0.04
 
 
-def requests(rows: int, new_tokens: int) -> list[Request]:
-    ids = [tuple(3 + (131 * row + 17 * place * place) % 31_000 for place in range(PROMPT_TOKENS)) for row in range(rows)]
+def requests(rows: int, new_tokens: int, prompt_tokens: int = PROMPT_TOKENS) -> list[Request]:
+    ids = [tuple(3 + (131 * row + 17 * place * place) % 31_000 for place in range(prompt_tokens)) for row in range(rows)]
     return [Request(row, prompt, Decode(new_tokens, loops_end=False)) for row, prompt in enumerate(ids)]
 
 
@@ -77,7 +77,7 @@ def plan(rows: int) -> Plan:
     return Plan("float32", "nf4", "device", "instructions_first", 2048, rows, rows * 2048, 512, 45_056)
 
 
-def main(folder: str, result: str, allowed: str, rows: str, new_tokens: str, dtype: str = "float32") -> None:
+def main(folder: str, result: str, allowed: str, rows: str, new_tokens: str, dtype: str = "float32", prompt: str = "16") -> None:
     from transformers.models.llama import modeling_llama  # noqa: F401  # belongs to the bare process
 
     import_bitsandbytes()
@@ -99,7 +99,7 @@ def main(folder: str, result: str, allowed: str, rows: str, new_tokens: str, dty
     answers(engine, [Request(10**6, (5, 6), Decode(1))])
     weights.settle()
     sweeps, read, started = weights.sweeps, weights.files.read_bytes, time.perf_counter()
-    done = answers(engine, requests(int(rows), int(new_tokens)))
+    done = answers(engine, requests(int(rows), int(new_tokens), int(prompt)))
     weights.settle()
     seconds = time.perf_counter() - started
     facts = {
