@@ -136,8 +136,8 @@ def ground_of(config: Config, backend: Backend, resolved: Mapping[str, Any], mac
     calibration = Calibration() if machine else recall(config, dtype)
     stored = described.get("dtype") or described.get("torch_dtype")
     wish = wish_of(config, shape, resolved, stored_dtype=str(stored) if stored else None)
-    if kept:  # only what is quantized here can be streamed
-        wish = replace(wish, quantization=kept, may_stream=False)
+    if method is not None:  # only what is quantized here can be streamed
+        wish = replace(wish, quantization=kept or wish.quantization, may_stream=False)
     if machine is None:
         wish = replace(wish, store=replace(wish.store, read_bytes_per_second=measured_reading(store_folder(config))))
     if calibration.process_bytes:

@@ -47,19 +47,22 @@ _LOADING_BYTES, _USUAL_BYTES = 1 << 20, 32 << 20
 
 @contextlib.contextmanager
 def large_blocks_given_back() -> Iterator[None]:
-    """Inside, the system has freed blocks of 1 MiB and more back at once; glibc keeps them in its heap, in pieces, once a few were freed.
-
-    Afterwards blocks stay in the heap, where computing finds them without asking the system.
+    """Inside, as ``give_large_blocks_back``. Afterwards blocks stay in the heap, where computing finds them without asking the system.
 
     Weights that are quantized pass through such blocks: six runs of the demo model in nf4 held 470 to 820 MiB of heap at most, and six
     with this 470 to 500.
     """
-    _mallopt(_MMAP_THRESHOLD, _LOADING_BYTES)
+    give_large_blocks_back()
     try:
         yield
     finally:
         _mallopt(_MMAP_THRESHOLD, _USUAL_BYTES)
         _mallopt(_TRIM_THRESHOLD, 2 * _USUAL_BYTES)
+
+
+def give_large_blocks_back() -> None:
+    """Let the system have freed blocks of 1 MiB and more back at once. glibc keeps them in its heap, in pieces, once a few were freed."""
+    _mallopt(_MMAP_THRESHOLD, _LOADING_BYTES)
 
 
 def _mallopt(parameter: int, value: int) -> None:

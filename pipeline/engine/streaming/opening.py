@@ -13,7 +13,7 @@ from pipeline.config import Config
 from pipeline.engine.forward import lay_out_for_head
 from pipeline.engine.loading import LoadedModel
 from pipeline.engine.location import Location, fetch_weights
-from pipeline.engine.memory import PeakMemory, large_blocks_given_back
+from pipeline.engine.memory import PeakMemory, give_large_blocks_back
 from pipeline.engine.placement import Placement, allowed_bytes, plan_placement, size
 from pipeline.engine.quiet import quiet_libraries
 from pipeline.engine.streaming.gates import Gates
@@ -80,7 +80,8 @@ def open_streamed(
     fetch_weights(location, say)
     started = time.monotonic()
     device, device_bytes, ram_bytes = _room(config)
-    with PeakMemory() as peak, large_blocks_given_back():
+    give_large_blocks_back()  # for good: memory is what there is too little of
+    with PeakMemory() as peak:
         prepared = prepare(Wanted(config.model, location, dtype, weights, device), say, config.engine.prepared_quota)
         preparing_seconds = time.monotonic() - started
         skeleton = build_skeleton(config.model, location, dtype)

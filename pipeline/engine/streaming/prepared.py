@@ -29,7 +29,7 @@ from pipeline.engine.streaming.conversion import Conversion
 from pipeline.errors import ConfigError, DoesNotFit, StoppedEarly
 from pipeline.records import digest
 
-_FORMAT = 1
+_FORMAT = 2
 _MANIFEST = "manifest.json"
 _ROWS_BYTES = 8 * 2**20  # of a block of rows: embeddings and heads are read in such pieces
 _BY_ROWS_FROM_BYTES = 2**16

@@ -1,7 +1,7 @@
 """Storage for units on their way: a few slabs of one size, used again and again, whatever lies in them.
 
 A slab takes whole pages of a file as they lie on the disk, so that reads can go around the page cache straight into it. It begins at a
-page, and a tensor in it has the place that it has in its page of the file; one that may not lie there is copied behind the pages.
+page, and a tensor in it has the place that it has in its page of the file.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ import torch
 from pipeline.engine.streaming.blocks import PAGE_BYTES, Block, BlockFiles, pages
 from pipeline.stores.kv.formats import as_bytes
 
-_ALIGNED = 64  # bytes: of every kind of number, and of a processor's cache line
-
 
 class Slab:
     """Room for any of ``units``, each of them blocks one behind another in one file; contents undefined."""
 
     def __init__(self, units: Sequence[Sequence[Block]], *, pinned: bool = False) -> None:
-        room = max((pages(blocks)[1] + sum(map(_copied_bytes, blocks)) for blocks in units), default=0)
-        storage = torch.empty(room + PAGE_BYTES, dtype=torch.uint8, pin_memory=pinned)
-        self._bytes = storage[-storage.data_ptr() % PAGE_BYTES :][:room]
+        room = max((pages(blocks)[1] for blocks in units), default=0)
+        # Pinned memory begins at a page, and one byte above a power of two would take twice as much of it.
+        storage = torch.empty(room + (0 if pinned else PAGE_BYTES), dtype=torch.uint8, pin_memory=pinned)
+        self._bytes = storage if pinned else storage[-storage.data_ptr() % PAGE_BYTES :][:room]
 
     def landing(self, blocks: Sequence[Block]) -> memoryview:
         """Where the pages of ``blocks`` go."""
@@ -30,21 +29,9 @@ class Slab:
 
     def tensors(self, blocks: Sequence[Block]) -> list[torch.Tensor]:
         """``blocks``, whose pages have landed, as tensors that share the slab's memory."""
-        first, behind = pages(blocks)
-        found = []
-        for block in blocks:
-            begin = block.offset - first
-            raw = self._bytes[begin : begin + block.bytes]
-            if _copied_bytes(block):
-                raw = self._bytes[behind : behind + block.bytes].copy_(raw)
-                behind += _copied_bytes(block)
-            found.append(raw.view(block.dtype).view(block.shape))
-        return found
-
-
-def _copied_bytes(block: Block) -> int:
-    """Room for a copy of a block that does not lie where its kind of number may; 0 for others. Both kinds together stay aligned."""
-    return -(-max(block.bytes, 1) // _ALIGNED) * _ALIGNED if block.offset % block.dtype.itemsize else 0
+        first, _ = pages(blocks)
+        raw = [self._bytes[block.offset - first :][: block.bytes] for block in blocks]
+        return [bytes_of.view(block.dtype).view(block.shape) for bytes_of, block in zip(raw, blocks, strict=True)]
 
 
 def load(files: BlockFiles, blocks: Sequence[Block], *, pinned: bool = False) -> list[torch.Tensor]:

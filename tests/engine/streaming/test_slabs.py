@@ -39,7 +39,7 @@ def test_any_stretch_of_a_file_is_read_as_written(tmp_path: Path, kinds: list[tu
     for tensor, expected in zip(found, tensors[begin:], strict=True):
         assert (tensor.dtype, tensor.shape) == (expected.dtype, expected.shape)
         assert tensor.is_contiguous()
-        assert tensor.data_ptr() % tensor.element_size() == 0
+        assert not tensor.numel() or tensor.data_ptr() % 64 == 0
         assert torch.equal(tensor, expected)
 
 
