@@ -349,7 +349,8 @@ class EngineConfig(_Section):
     weights: Literal["auto", "resident", "streamed"] = Field(
         "auto",
         description="resident: loaded whole, or offloaded by the library where not quantized; streamed: prepared once on the disk, "
-        "and read layer by layer, each layer once for a whole batch; auto: streamed where quantized weights do not fit",
+        "and read layer by layer, each layer once for a whole batch; auto: streamed where they do not fit, and are quantized or "
+        "more than the page cache can hold",
     )
     prepared_quota: ByteSize | None = Field(
         None, description="the most bytes that prepared weights of all models may take; those used longest ago are removed"

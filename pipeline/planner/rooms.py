@@ -153,9 +153,9 @@ class Room:
     free_ram_bytes: int
     usable_share: float = USABLE_SHARE
 
-    def page_cache_bytes(self, weights: Mapping[Place, int]) -> int:
-        """What is left of RAM for pages of files beside weights that lie there."""
-        return max(0, self.free_ram_bytes - weights["ram"] - (0 if self.on_card else weights["device"]))
+    def page_cache_bytes(self, weights: Mapping[Place, int], beside: int) -> int:
+        """What weights in RAM, and where it is RAM that computes what is ``beside`` them, leave for pages of files."""
+        return max(0, self.free_ram_bytes - weights["ram"] - (0 if self.on_card else weights["device"] + beside))
 
     @property
     def most_rows(self) -> int:

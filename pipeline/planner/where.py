@@ -1,8 +1,8 @@
 """Where weights and cache go: the first of the steps that works, with its sentence, and the rows that the room then holds.
 
-Fits as it is; else the cache goes to RAM; else to the disk; else weights are split, those that are quantized by streaming them
-(``planner/streaming.py``). Only the user may choose what changes answers (quantization of weights or of the cache, a shorter context):
-that is suggested, never done.
+Fits as it is; else the cache goes to RAM; else to the disk; else weights are split, by streaming them (``planner/streaming.py``) where they
+are quantized or the page cache cannot hold what would be offloaded to the disk. Only the user may choose what changes answers
+(quantization of weights or of the cache, a shorter context): that is suggested, never done.
 """
 
 from __future__ import annotations
@@ -76,12 +76,14 @@ def settle(shape: ModelShape, need: Need, have: Room, wish: Wish, rates: Rates, 
     """Decide; each step that is passed leaves its sentence in ``reasons``."""
     verdict, weights, cache_place = _place(need, have, wish, reasons)
     sweep = None
-    if verdict == "split" and (wish.quantization != "none" or wish.must_stream or _thrashes(have, wish, weights)):
+    if verdict == "split" and (wish.quantization != "none" or wish.must_stream):
         verdict, weights, cache_place, sweep = _stream(shape, need, have, wish, rates, reasons)
+    elif verdict == "split" and wish.may_stream and weights["disk"]:
+        sweep = _streamed_past_the_page_cache(shape, need, have, wish, rates, weights, cache_place, reasons)
     elif verdict == "resident" and wish.quantization != "none" and wish.may_stream:
-        better = _faster_streamed(shape, need, have, wish, rates, reasons)
-        if better is not None:
-            verdict, weights, cache_place, sweep = better
+        sweep = _faster_streamed(shape, need, have, wish, rates, reasons)
+    if sweep is not None:
+        verdict, weights = "split", sweep.weights
     near = have.device_bytes - weights["device"] - need.activation_bytes
     if sweep is not None:
         near = have.first_device_bytes - weights["device"] - sweep.pass_bytes - sweep.working_bytes
@@ -117,7 +119,7 @@ def _place(need: Need, have: Room, wish: Wish, reasons: list[str]) -> tuple[Verd
         return "does not fit", resident, "device"
     if wish.quantization != "none" or wish.must_stream:
         return "split", resident, asked or "device"  # by streaming, if that holds
-    return _split(need, have, wish, asked, reasons)
+    return _split(need, have, asked, reasons)
 
 
 def _resident(need: Need) -> dict[Place, int]:
@@ -163,17 +165,13 @@ def _cache_places(have: Room, asked: Place | None) -> tuple[Place, ...]:
     return (asked,) if asked else ("device", "ram", "disk") if have.on_card else ("device", "disk")
 
 
-def _split(need: Need, have: Room, wish: Wish, asked: Place | None, reasons: list[str]) -> tuple[Verdict, dict[Place, int], Place]:
+def _split(need: Need, have: Room, asked: Place | None, reasons: list[str]) -> tuple[Verdict, dict[Place, int], Place]:
     """Layers on the device first, then RAM, then disk; room is kept free for the one that is computed, and for one row."""
     spread: dict[Place, int] = {}
     for place in _cache_places(have, asked):
         spread, holds = _spread(need, have, place)
-        if holds and _thrashes(have, wish, spread):
-            cached = amount(have.page_cache_bytes(spread))
-            reasons.append(f"{amount(spread['disk'])} of them would be offloaded to the disk, and {cached} of page cache cannot hold them")
-        elif holds:
-            _say_where("unquantized weights may be split", spread, place, have, reasons)
         if holds:
+            _say_where("unquantized weights may be split", spread, place, have, reasons)
             return "split", spread, place
     reasons.append(_nothing_holds(have))
     return "does not fit", spread, "device"
@@ -199,21 +197,28 @@ def _stream(
     return "does not fit", _resident(need), "device", None
 
 
-def _thrashes(have: Room, wish: Wish, weights: dict[Place, int]) -> bool:
-    """Whether the page cache cannot hold what the library would offload to the disk: every page of it would be read anew at each step.
+def _streamed_past_the_page_cache(
+    shape: ModelShape, need: Need, have: Room, wish: Wish, rates: Rates, offloaded: dict[Place, int], cache: Place, reasons: list[str]
+) -> Sweep | None:  # fmt: skip
+    """Where the page cache cannot hold what the library would offload to the disk; None where it can, or a sweep does not hold.
 
     Where it can, plain offload is faster: its pages are used where they lie. ``why_streamed`` asks the same of the machine when it loads.
     """
-    return wish.may_stream and weights["disk"] > have.page_cache_bytes(weights)
+    cached = have.page_cache_bytes(offloaded, beside=need.activation_bytes + need.row_bytes)
+    if offloaded["disk"] <= cached:
+        return None
+    sweep = best_sweep(shape, need, have, wish, cache, rates, wish.chunk_tokens or have.chunk_tokens)
+    if sweep is not None:
+        reasons.append(f"but {amount(cached)} of page cache cannot hold what is on the disk: it would be read anew at every step")
+        _say_where(_streamed(wish), sweep.weights, cache, have, reasons)
+    return sweep
 
 
 def _streamed(wish: Wish) -> str:
     return f"weights in {wish.quantization} are streamed" if wish.quantization != "none" else "weights are streamed"
 
 
-def _faster_streamed(
-    shape: ModelShape, need: Need, have: Room, wish: Wish, rates: Rates, reasons: list[str]
-) -> tuple[Verdict, dict[Place, int], Place, Sweep] | None:
+def _faster_streamed(shape: ModelShape, need: Need, have: Room, wish: Wish, rates: Rates, reasons: list[str]) -> Sweep | None:
     """Where weights fit but leave room for so few rows that letting some of them go would be much faster; on a processor only.
 
     Between host and card nothing of this was measured, so there weights stay if they can; not if that leaves no room to work in.
@@ -232,7 +237,7 @@ def _faster_streamed(
         return None
     reasons.append(f"but that leaves room for {rows} such rows; streaming makes room for {sweep.rows}, and {gain:.1f} times the speed")
     _say_where(_streamed(wish), sweep.weights, "device", have, reasons)
-    return "split", sweep.weights, "device", sweep
+    return sweep
 
 
 def _say_where(how: str, spread: dict[Place, int], cache: Place, have: Room, reasons: list[str]) -> None:

@@ -21,7 +21,7 @@ from pipeline.engine.streaming.prepared import Wanted, prepare
 from pipeline.engine.streaming.skeleton import build_skeleton, plain_products
 from pipeline.engine.streaming.units import plan_tiers
 from pipeline.engine.streaming.weights import StreamedWeights, require_plain_head
-from pipeline.errors import DoesNotFit
+from pipeline.errors import ConfigError, DoesNotFit
 from pipeline.planner.hardware import available_ram_bytes
 from pipeline.records import Plan, Streaming
 
@@ -50,7 +50,7 @@ def why_streamed(config: Config, location: Location, plan: Plan) -> str | None:
     if asked == "streamed":
         return "weights are streamed, as configured"
     if plan.streaming is not None and plan.quantization == "none":
-        return "weights do not fit, and the page cache cannot hold what would be offloaded to the disk: they are read for each sweep"
+        return "weights do not fit, and by the plan the page cache cannot hold what would be offloaded to the disk"
     if plan.streaming is not None:
         return (
             f"weights in {plan.quantization} do not fit beside what computes with them, and only streaming keeps them quantized elsewhere"
@@ -76,6 +76,18 @@ def open_streamed(
 
     Raises ConfigError, DoesNotFit or StoppedEarly.
     """
+    try:
+        return _open(config, location, dtype, weights, say, reason, planned)
+    except (ConfigError, DoesNotFit) as error:
+        if config.engine.weights == "streamed" or config.model.quantization != "none":
+            raise
+        raise type(error)(f"{error}; with engine.weights: resident the library offloads them instead, which is slower") from error
+
+
+def _open(
+    config: Config, location: Location, dtype: str, weights: Mapping[str, str], say: Callable[[str], None], reason: str,
+    planned: Streaming | None,
+) -> StreamedModel:  # fmt: skip
     quiet_libraries()
     fetch_weights(location, say)
     started = time.monotonic()

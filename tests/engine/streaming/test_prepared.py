@@ -211,6 +211,18 @@ def test_no_room_on_the_disk_is_said_before(folder: Path, monkeypatch: pytest.Mo
         prepare(wanted(folder), lambda _: None)
 
 
+def test_plain_weights_that_cannot_be_prepared_may_be_offloaded_instead(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full:
+        free = 1000
+
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda _: Full)
+    with pytest.raises(DoesNotFit, match=r"are free there.*; with engine\.weights: resident the library offloads them"):
+        opened(folder, "none", 600_000)
+    with pytest.raises(DoesNotFit) as refused:
+        opened(folder, "nf4", 600_000)
+    assert "resident" not in str(refused.value)
+
+
 def test_the_quota_removes_what_was_used_longest_ago(folder: Path, cache: Path) -> None:
     first, second = prepare(wanted(folder), lambda _: None), prepare(wanted(folder, "int8"), lambda _: None)
     os.utime(first.folder, (1, 1))

@@ -11,7 +11,8 @@ import torch
 
 from pipeline.engine.base import Listener
 from pipeline.engine.location import locate
-from pipeline.engine.streaming import weights
+from pipeline.engine.placement import plan_placement
+from pipeline.engine.streaming import opening, weights
 from pipeline.engine.streaming.opening import why_streamed
 from pipeline.errors import DoesNotFit
 from pipeline.records import Decode, Plan, Request, Score, Streaming
@@ -225,7 +226,7 @@ def test_features_are_those_of_the_row_that_asked(folder: Path) -> None:
         torch.testing.assert_close(states[0], states[1], atol=2e-3, rtol=2e-3)
 
 
-def test_when_weights_are_streamed(folder: Path) -> None:
+def test_when_weights_are_streamed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def reason(quantization: str, cpu_bytes: int, weights: str, streaming: Streaming | None = None) -> str | None:
         config = configured(folder, quantization, cpu_bytes, weights=weights)
         plan = dataclasses.replace(PLAN, quantization=quantization, streaming=streaming)
@@ -234,6 +235,11 @@ def test_when_weights_are_streamed(folder: Path) -> None:
     assert reason("nf4", 10**9, "auto") is None
     assert "only streaming keeps them quantized" in str(reason("nf4", 300_000, "auto"))
     assert reason("none", 600_000, "auto") is None  # the page cache holds them: plain offload is faster
+    placed = plan_placement(configured(folder, "none", 600_000).model, locate(configured(folder).model), "float32").bytes_by_device
+    for spare, streams in ((1, False), (-1, True)):  # what is placed in RAM is not there for the page cache
+        free = placed["cpu"] + placed["disk"] + spare
+        monkeypatch.setattr(opening, "available_ram_bytes", lambda free=free: free)
+        assert bool(reason("none", 600_000, "auto")) == streams
     assert reason("nf4", 300_000, "resident") is None
     assert "beside what computes with them" in str(reason("nf4", 10**9, "auto", Streaming(1000, 0, "layer", 32)))  # the plan's word counts
     assert "page cache cannot hold" in str(reason("none", 10**9, "auto", Streaming(1000, 0, "layer", 32)))
