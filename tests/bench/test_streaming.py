@@ -130,7 +130,7 @@ def test_against_the_library_s_disk_offload(home: Path, dtype: str) -> None:
 
 
 def test_with_documents_of_512_tokens(home: Path) -> None:
-    """Caches as real documents have them decide how many rows share a sweep, and nobody has hundreds. More than 24 were killed on both sides."""
+    """Caches as real documents have them decide how many rows share a sweep. More than 24 such rows were killed on both sides."""
     of, sizes, numbers = functools.partial(tokens_per_second, home), (24, 16, 8), ("float32", "512")
     ours, theirs = (largest(of, module, sizes, *numbers) for module in (_STREAMED, _OFFLOADED))
     print(f"{ours / theirs:.2f} x the library with the largest batches", flush=True)
