@@ -14,11 +14,11 @@ from pathlib import Path
 
 from pipeline.engine.engine import ModelEngine
 from pipeline.engine.loading import load_model
-from tests.engine.streaming.large_model import plan, requests
+from tests.engine.streaming.large_model import PROMPT_TOKENS, plan, requests
 from tests.engine.streaming.opened import answers, configured
 
 
-def main(folder: str, result: str, allowed: str, rows: str, new_tokens: str, dtype: str, prompt: str = "16") -> None:
+def main(folder: str, result: str, allowed: str, rows: str, new_tokens: str, dtype: str, prompt: str = str(PROMPT_TOKENS)) -> None:
     sys.stdin.readline()
     config = configured(Path(folder), "none", int(allowed))
     loaded = load_model(config.model, dtype, Path(result).parent / "offload")
