@@ -77,7 +77,9 @@ def plan(rows: int) -> Plan:
     return Plan("float32", "nf4", "device", "instructions_first", 2048, rows, rows * 2048, 512, 45_056)
 
 
-def main(folder: str, result: str, allowed: str, rows: str, new_tokens: str, dtype: str = "float32", prompt: str = str(PROMPT_TOKENS)) -> None:
+def main(
+    folder: str, result: str, allowed: str, rows: str, new_tokens: str, dtype: str = "float32", prompt: str = str(PROMPT_TOKENS)
+) -> None:
     from transformers.models.llama import modeling_llama  # noqa: F401  # belongs to the bare process
 
     import_bitsandbytes()
