@@ -22,7 +22,7 @@ from prefect.exceptions import PrefectException
 from prefect.logging import get_run_logger
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
-from pipeline.display import facts
+from pipeline.cli.progress import facts
 from pipeline.records import Progress
 
 _Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
@@ -62,7 +62,7 @@ def is_being_cancelled() -> bool:
 
 
 class Board:
-    """An observer for ``pipeline.runner.run``; a context manager around it."""
+    """An observer for ``pipeline.run.runner.run``; a context manager around it."""
 
     def __init__(self, kind: str, send_seconds: float = _SEND_SECONDS) -> None:
         self._kind = kind

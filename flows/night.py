@@ -16,11 +16,11 @@ from flows.turns import take_turn
 from pipeline.config import Config, load_config
 from pipeline.errors import EXIT_DONE, EXIT_SOME_FAILED, EXIT_STOPPED, AlreadyRunning, ConfigError, StoppedEarly, UsageError
 from pipeline.records import Progress
-from pipeline.report import build_report, render_markdown
-from pipeline.run_directory import LEDGER
-from pipeline.runner import RunResult, run
-from pipeline.stopping import StopSignal
-from pipeline.stores.ledger import Ledger
+from pipeline.results.report import build_report, render_markdown
+from pipeline.run.runner import RunResult, run
+from pipeline.stores.ledger.ledger import Ledger
+from pipeline.system.run_directory import LEDGER
+from pipeline.system.stop_signal import StopSignal
 
 Kind = Literal["summarize", "label"]
 Facts = dict[str, Any]

@@ -17,8 +17,8 @@ from filelock import FileLock, Timeout
 from pipeline.config import LabelTask, SummarizeTask
 from pipeline.errors import AlreadyRunning
 from pipeline.records import Progress
-from pipeline.run_directory import RunDirectory
-from pipeline.stopping import StopSignal
+from pipeline.system.run_directory import RunDirectory
+from pipeline.system.stop_signal import StopSignal
 
 _Result = TypeVar("_Result")
 KINDS: tuple[str, ...] = tuple(kind for task in (SummarizeTask, LabelTask) for kind in get_args(task.model_fields["kind"].annotation))

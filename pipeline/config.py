@@ -13,19 +13,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 
 from pipeline.errors import ConfigError
-
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-
-
-def parse_bytes(value: int | str) -> int:
-    """Bytes of ``20GB`` (10**9) or ``7GiB`` (2**30); a bare number is bytes. Raises ValueError."""
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError(f"{value!r} is not a size; write for example 20GB or 7GiB")
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(value))
-    if match is None or match[2].upper() not in _UNITS:
-        raise ValueError(f"{value!r} is not a size; write for example 20GB or 7GiB")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
-
+from pipeline.system.units import parse_bytes
 
 ByteSize = Annotated[int, BeforeValidator(parse_bytes)]
 

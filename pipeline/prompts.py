@@ -13,7 +13,7 @@ from pipeline.records import EncodedPrompt
 
 
 class Tokenizer(Protocol):
-    """What prompts need of a tokenizer; ``pipeline.engine.tokenizer`` has the real one. Token ids are plain ints."""
+    """What prompts need of a tokenizer; ``pipeline.engine.model.tokenizer`` has the real one. Token ids are plain ints."""
 
     def encode(self, text: str) -> list[int]:
         """Ids of ``text`` as data: no special or added control token can come out of it, and none is put around it."""

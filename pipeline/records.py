@@ -306,3 +306,20 @@ class Progress:
     tokens_per_second: float = 0.0
     eta_seconds: float | None = None
     message: str = ""
+
+
+def document_of(request: Request) -> tuple[int, ...]:
+    """The prompt up to the end of its document; at least one token is left to compute."""
+    return request.ids[: min(request.document_end, len(request.ids) - 1)]
+
+
+def pack_generation(generation: Generation) -> dict[str, Any]:
+    """A generation as plain values."""
+    return {name: getattr(generation, name) for name in Generation.__dataclass_fields__}
+
+
+def unpack_generation(packed: dict[str, Any]) -> Generation:
+    """The inverse of ``pack_generation``."""
+    error = packed["error"]
+    sequences = {"token_ids": tuple(packed["token_ids"]), "scores": tuple(packed["scores"]), "notes": tuple(packed.get("notes", ()))}
+    return Generation(**{**packed, **sequences, "error": None if error is None else (error[0], error[1])})

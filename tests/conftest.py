@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from pipeline.engine.demo_model import demo_model
+from pipeline.engine.model.demo_model import demo_model
 
 _MOST_WORKERS = 4  # some tests hold a model in a process of its own
 _CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -81,13 +81,15 @@ class ANight:
 
     @property
     def environment(self) -> dict[str, str]:
-        scripted = {} if self.extra.get("model", {}).get("id") else {"OVERNIGHT_BACKEND": "pipeline.testing:ScriptedBackend"}
+        scripted = (
+            {} if self.extra.get("model", {}).get("id") else {"OVERNIGHT_BACKEND": "pipeline.testing.scripted_backend:ScriptedBackend"}
+        )
         root = str(Path(__file__).parent.parent)  # where the program is, also when it runs in another folder
         return {**os.environ, **scripted, "PYTHONPATH": root, "OVERNIGHT_SCRIPT": json.dumps(self.script), "HF_HUB_OFFLINE": "1"}
 
     def start(self, *arguments: str, cwd: Path | None = None) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "pipeline.cli", *arguments],
+            [sys.executable, "-P", "-m", "pipeline.cli.main", *arguments],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.environment, start_new_session=True, cwd=cwd,
         )  # fmt: skip
 
@@ -136,7 +138,7 @@ def no_process_left(directory: Path, seconds: float = 10) -> bool:
     """Whether every worker of runs in ``directory`` is gone within ``seconds``."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        found = subprocess.run(["pgrep", "-f", "pipeline.worker"], capture_output=True, text=True, check=False).stdout.split()
+        found = subprocess.run(["pgrep", "-f", "pipeline.run.worker_main"], capture_output=True, text=True, check=False).stdout.split()
         mine = [pid for pid in found if str(directory) in _open_files(pid)]
         if not mine:
             return True

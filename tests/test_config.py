@@ -11,8 +11,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config import Config, LabelTask, load_config, parse_bytes, parse_config
+from pipeline.config import Config, LabelTask, load_config, parse_config
 from pipeline.errors import ConfigError
+from pipeline.system.units import parse_bytes
 
 ROOT = Path(__file__).parent.parent
 MINIMAL: dict[str, Any] = {

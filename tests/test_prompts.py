@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import ConfigError, DocumentFailed
 from pipeline.prompts import FrameBuilder, fits, split
-from pipeline.testing import ByteTokenizer
+from pipeline.testing.scripted_backend import ByteTokenizer
 
 
 class NoSystemRole(ByteTokenizer):

@@ -63,6 +63,6 @@ def test_a_run_needs_no_prefect(tmp_path: Path) -> None:
     (tmp_path / "prefect.py").write_text("raise ImportError('there is no Prefect here')")
     night = ANight(tmp_path / "night", documents(3), TASKS[:1])
     command = ["run", str(night.config)]
-    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from pipeline.cli import main; sys.argv[1:] = {command!r}; main()"
+    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from pipeline.cli.main import main; sys.argv[1:] = {command!r}; main()"
     done = subprocess.run([sys.executable, "-c", program], env=night.environment, capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 0, done.stderr

@@ -1,8 +1,8 @@
 """What configuration, data and models could do if they meant harm. Each line of the list has its test, here or where it is named:
 
-safetensors only, no code from a model repository: tests/engine/test_loading.py; sandboxed templates: tests/tasks/test_summarize.py;
-control tokens: tests/engine/test_tokenizer.py and tests/e2e/test_control_tokens.py; spreadsheet formulas: tests/test_export.py; Markdown
-and HTML: tests/test_escape.py, tests/test_report.py and below.
+safetensors only, no code from a model repository: tests/engine/model/test_loading.py; sandboxed templates: tests/tasks/test_summarize.py;
+control tokens: tests/engine/model/test_tokenizer.py and tests/e2e/test_control_tokens.py; spreadsheet formulas: tests/results/test_export.py; Markdown
+and HTML: tests/system/test_escape.py, tests/results/test_report.py and below.
 """
 
 from __future__ import annotations

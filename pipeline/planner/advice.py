@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pipeline.planner.describing import amount
-from pipeline.planner.rooms import CACHE_SHARE, Need, Room, Wish
-from pipeline.planner.shape import ModelShape
-from pipeline.planner.where import Where
+from pipeline.planner.budget import CACHE_SHARE, Need, Room, Wish
+from pipeline.planner.model.shape import ModelShape
+from pipeline.planner.placement import Where
+from pipeline.system.units import amount
 
 _SHORTEST_USEFUL_TOKENS = 512
 _LESS: dict[str, tuple[str, ...]] = {"none": ("int8", "nf4"), "int8": ("nf4",), "nf4": ()}

@@ -8,11 +8,7 @@ from typing import Any
 
 from pipeline.config import Config
 from pipeline.errors import ConfigError, DoesNotFit
-from pipeline.layout import questions_about_a_document
-from pipeline.planner.decide import Forecast, decide
-from pipeline.planner.hardware import Hardware
-from pipeline.planner.peaks import PROCESS_BYTES
-from pipeline.planner.rooms import (
+from pipeline.planner.budget import (
     CHUNK_TOKENS_ON_CARD,
     CHUNK_TOKENS_ON_CPU,
     SHORTEST_TOKENS,
@@ -21,8 +17,12 @@ from pipeline.planner.rooms import (
     StoreWish,
     Wish,
 )
-from pipeline.planner.shape import ModelShape
+from pipeline.planner.forecast import Forecast, decide
+from pipeline.planner.memory import PROCESS_BYTES
+from pipeline.planner.model.shape import ModelShape
+from pipeline.planner.prompt_layout import questions_about_a_document
 from pipeline.records import Placement, Plan, Streaming
+from pipeline.system.hardware import Hardware
 
 # What a placement asks for: where the cache is, and in which numbers if not as computed.
 _CACHES: dict[str, tuple[Place | None, str | None]] = {

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.planner.describing import amount, duration
-from pipeline.planner.links import NVME, SATA, Link
-from pipeline.planner.shape import ModelShape
+from pipeline.planner.model.shape import ModelShape
+from pipeline.system.hardware_datasheet import NVME, SATA, Link
+from pipeline.system.units import amount, duration
 
 CONTEXTS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
 CARD_GIB = (8, 12, 16, 24, 48, 80)

@@ -1,1 +1,1 @@
-"""What outlives the process: the ledger, and later the persisted caches."""
+"""What outlives the process: the ledger and the persisted KV caches."""

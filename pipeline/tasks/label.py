@@ -30,7 +30,7 @@ from pipeline.errors import ConfigError, DocumentFailed
 from pipeline.prompts import Frame, Part, count_tokens, fits, head
 from pipeline.quality.examples import Example
 from pipeline.records import Answer, Document, Generation, Score, Step, TaskJob
-from pipeline.tasks import shown
+from pipeline.tasks import few_shot
 from pipeline.tasks.base import Instructions, Setting, Work, ask, checked_at_start, definition, ever_smaller, parts_of, require_room
 
 DEFAULT_INSTRUCTIONS = "Read the text below and decide which category it belongs to."
@@ -53,7 +53,7 @@ class Label:
         self._setting = setting
         self._names = config.read_names
         self._cue = config.cue or (_YES_NO_CUE if config.multi else _CUE)
-        self._examples = shown.choose(config, examples, setting.tokenizer)
+        self._examples = few_shot.choose(config, examples, setting.tokenizer)
         self.example_ids = self._examples.ids if self._examples else frozenset()
         self._instructions = Instructions(config.instructions or DEFAULT_INSTRUCTIONS, config.name)
         self.job = TaskJob(config.name, "label", self._identity(shared), self._instructions.fields)
@@ -79,12 +79,12 @@ class Label:
         return replace(self._answer(probabilities, parts, dropped), features=features)
 
     def _identity(self, shared: Mapping[str, Any]) -> dict[str, Any]:
-        defined = {key: value for key, value in _asked(self._config).items() if key not in shown.IDENTITY_LEAVES_OUT}
+        defined = {key: value for key, value in _asked(self._config).items() if key not in few_shot.IDENTITY_LEAVES_OUT}
         return {
             **shared,
             "task": {**defined, "labels": [[name, about] for name, about in self._config.labels.items()]},
             "instructions": self._config.instructions or DEFAULT_INSTRUCTIONS,
-            **({"examples": shown.identity(self._examples.shown)} if self._examples else {}),
+            **({"examples": few_shot.identity(self._examples.shown)} if self._examples else {}),
         }
 
     def _example_notes(self) -> tuple[str, ...]:
@@ -184,7 +184,7 @@ class Label:
         text = pattern.format(instructions=instructions, labels=labels)
         if not (self._setting.frames.document_first or self._examples):
             text += "\n\nText:"
-        turns = shown.turns(self._examples.shown, self._names, self._cue) if self._examples is not None else ()
+        turns = few_shot.turns(self._examples.shown, self._names, self._cue) if self._examples is not None else ()
         return self._setting.frames.build(text, self._cue, self._config.system, begun=True, turns=turns)
 
     def _continuations(self) -> Score:

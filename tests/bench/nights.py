@@ -15,11 +15,11 @@ from typing import Any
 
 from pipeline.config import Config, parse_config
 from pipeline.records import Answer, Outcome
-from pipeline.runner import run
+from pipeline.run.runner import run
 from pipeline.sources import read_source
-from pipeline.stores.ledger import Ledger
+from pipeline.stores.ledger.ledger import Ledger
 
-BACKEND = "pipeline.testing:ScriptedBackend"
+BACKEND = "pipeline.testing.scripted_backend:ScriptedBackend"
 _SENTENCE = "The board met {} times and decided nothing. "
 _GROUP = 50_000
 

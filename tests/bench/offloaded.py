@@ -12,8 +12,8 @@ import sys
 import time
 from pathlib import Path
 
-from pipeline.engine.engine import ModelEngine
-from pipeline.engine.loading import load_model
+from pipeline.engine.model.loading import load_model
+from pipeline.engine.static.engine import ModelEngine
 from tests.engine.streaming.large_model import PROMPT_TOKENS, plan, requests
 from tests.engine.streaming.opened import answers, configured
 

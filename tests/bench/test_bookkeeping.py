@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from pipeline import runner
-from pipeline.flight import Flight
-from pipeline.journal import Journal
-from pipeline.runner import run
-from pipeline.stores.ledger import Ledger
-from pipeline.supervisor import WorkerProcess
+from pipeline.run import runner
+from pipeline.run.commit_buffer import Journal
+from pipeline.run.runner import run
+from pipeline.run.worker_process import WorkerProcess
+from pipeline.stores.ledger.ledger import Ledger
+from pipeline.tasks.driver import Flight
 from tests.bench import nights
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(3600)]

@@ -36,7 +36,7 @@ def configured(folder: Path, place: Path, rows: list[dict[str, Any]], task: dict
 
 
 def command(*arguments: str) -> str:
-    done = subprocess.run([sys.executable, "-m", "pipeline.cli", *arguments], capture_output=True, text=True, cwd=ROOT, check=False)
+    done = subprocess.run([sys.executable, "-m", "pipeline.cli.main", *arguments], capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.bench import bench
-from pipeline.bench_results import BenchResult, table
-from pipeline.bench_turns import BenchOptions
+from pipeline.bench.compare import bench
+from pipeline.bench.results import BenchResult, table
+from pipeline.bench.turns import BenchOptions
 from pipeline.config import parse_config
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(3600)]

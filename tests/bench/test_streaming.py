@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-from pipeline.engine.numbers4 import unpacking_rate
-from pipeline.engine.streaming.blocks import forget
-from pipeline.planner.decide import Forecast, Wish, decide
-from pipeline.planner.described import described
-from pipeline.planner.links import SATA
-from pipeline.planner.measure import measured_rates
-from pipeline.planner.shape import model_shape
+from pipeline.engine.model.nf4 import unpacking_rate
+from pipeline.engine.streaming.weight_file import forget
+from pipeline.planner.forecast import Forecast, Wish, decide
+from pipeline.planner.model.shape import model_shape
+from pipeline.system.hardware_datasheet import SATA
+from pipeline.system.hardware_rates import measured_rates
+from pipeline.system.hardware_spec import described
 from tests.engine.streaming.large_model import PROMPT_TOKENS, SHAPE, write_model
 from tests.memory_limits import memory_group, was_out_of_memory
 

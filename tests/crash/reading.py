@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config import parse_config
-from pipeline.engine.backend import TransformersBackend
-from pipeline.engine.packed import PackedModel
+from pipeline.engine.hf_backend import TransformersBackend
+from pipeline.engine.packed.model_runner import PackedModel
 from pipeline.records import Decode, Plan, Request
 
 ROOT = Path(__file__).parents[2]

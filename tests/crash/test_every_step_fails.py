@@ -13,11 +13,11 @@ import pytest
 
 from pipeline.config import Config, load_config
 from pipeline.errors import StoppedEarly
-from pipeline.export import export
-from pipeline.faults import Change, FailingDisk, out_of_order
-from pipeline.run_directory import LEDGER
-from pipeline.runner import run
-from pipeline.stores.ledger import Ledger
+from pipeline.results.export import export
+from pipeline.run.runner import run
+from pipeline.stores.ledger.ledger import Ledger
+from pipeline.system.run_directory import LEDGER
+from pipeline.testing.failing_disk import Change, FailingDisk, out_of_order
 from tests.nights import ANight, documents, no_process_left
 
 ROWS = [*documents(4, longest=3), {"id": "long", "text": " ".join(f"Sentence {number} of many." for number in range(40))}]
@@ -27,7 +27,7 @@ _SAMPLE = 6
 
 @pytest.fixture(autouse=True)
 def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OVERNIGHT_BACKEND", "pipeline.testing:ScriptedBackend")
+    monkeypatch.setenv("OVERNIGHT_BACKEND", "pipeline.testing.scripted_backend:ScriptedBackend")
     monkeypatch.setenv("OVERNIGHT_SCRIPT", "{}")
 
 

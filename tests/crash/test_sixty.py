@@ -40,7 +40,7 @@ def in_a_group(night: ANight, *arguments: str) -> tuple[int, str]:
     """The command line with at most MOST_BYTES for it and its worker together; exit code and standard error."""
     with memory_group() as group:
         group.limit(MOST_BYTES)
-        command = [sys.executable, "-P", "-m", "pipeline.cli", *arguments]
+        command = [sys.executable, "-P", "-m", "pipeline.cli.main", *arguments]
         process = group.start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=night.environment)
         _, err = process.communicate(timeout=280)
         return process.returncode, err

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from pipeline.config import Config, parse_config
-from pipeline.engine.backend import TransformersBackend
-from pipeline.engine.tokenizer import ChatTokenizer
-from pipeline.flight import Flight
-from pipeline.preparation import prepare, resolve
+from pipeline.engine.hf_backend import TransformersBackend
+from pipeline.engine.model.tokenizer import ChatTokenizer
+from pipeline.prepare.prepare import prepare, resolve
 from pipeline.records import Decode, Document, Generation, Origin, Request, Step
 from pipeline.tasks import Task
+from pipeline.tasks.driver import Flight
 from tests.sources.reading import read
 from tests.sources.test_corpora import MESSY
 

@@ -12,9 +12,9 @@ from typing import Any, cast
 import torch
 
 from pipeline.config import parse_config
-from pipeline.engine.disk_cache import DiskLayer
-from pipeline.engine.engine import ModelEngine
-from pipeline.engine.loading import load_model
+from pipeline.engine.kv.disk_layer import DiskLayer
+from pipeline.engine.model.loading import load_model
+from pipeline.engine.static.engine import ModelEngine
 from pipeline.records import Decode, Plan, Request
 
 PLAN = Plan("float32", "none", "device", "instructions_first", 8192, 1, 8192, 128, 46080)

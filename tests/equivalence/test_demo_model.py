@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
-from pipeline.engine.engine import ModelEngine
+from pipeline.engine.static.engine import ModelEngine
 from pipeline.records import Decode, Generation, Plan, Request, Score
 from tests.equivalence.equality import assert_equal_texts, reference_scores, reference_text
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.engine.cache import needs_equal_lengths
-from pipeline.engine.engine import ModelEngine
-from pipeline.engine.forward import Forward
+from pipeline.engine.kv.cache import needs_equal_lengths
+from pipeline.engine.model.forward import Forward
+from pipeline.engine.static.engine import ModelEngine
 from pipeline.records import Decode, Generation, Plan, Request, Score
 from tests.equivalence.equality import NotEqual, Reference, assert_equal_texts, reference_scores, reference_text
 from tests.equivalence.families import FAMILIES, QUICK, RECURRENT, prompts, tiny_model

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.engine.continuous import ContinuousEngine
-from pipeline.engine.engine import ModelEngine
-from pipeline.engine.support import sliding_window, unsupported
+from pipeline.engine.packed.engine import ContinuousEngine
+from pipeline.engine.packed.support import sliding_window, unsupported
+from pipeline.engine.static.engine import ModelEngine
 from pipeline.records import Decode, Generation, Plan, Request, Score
 from tests.equivalence.equality import assert_equal_texts, reference_features, reference_scores, reference_text
 from tests.equivalence.families import FAMILIES, QUICK, prompts, tiny_model
@@ -92,8 +92,10 @@ def test_same_texts(family: str, plan: str, prefix_tokens: int) -> None:
 @pytest.mark.parametrize("tolerance", [0.0, 1e-9])
 def test_same_scores(family: str, plan: str, prefix_tokens: int, tolerance: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """With tolerance 0 the whole tree rides with the prompt; with a tiny one the search computes it in rounds."""
-    monkeypatch.setattr("pipeline.engine.continuous._RIDING_NODES", 0)
-    monkeypatch.setattr("pipeline.trie.SearchWorth.pays", tolerance > 0)  # these models spread their probability: it would never search
+    monkeypatch.setattr("pipeline.engine.packed.engine._RIDING_NODES", 0)
+    monkeypatch.setattr(
+        "pipeline.engine.packed.label_trie.SearchWorth.pays", tolerance > 0
+    )  # these models spread their probability: it would never search
     model = tiny_model(family)
     if unsupported(model, PLAN) is not None:
         pytest.skip("runs on the static engine, which has its own tests")
@@ -149,7 +151,7 @@ def test_a_model_that_raises_in_company_is_left_to_the_static_engine(monkeypatch
             raise RuntimeError("DefaultCPUAllocator: not enough memory")
         return real(*_)
 
-    import pipeline.engine.attention as module
+    import pipeline.engine.packed.attention as module
 
     real = module._attend_fresh
     monkeypatch.setattr(module, "_attend_fresh", attention)

@@ -14,15 +14,15 @@ import pytest
 import torch
 
 from pipeline.config import StoreConfig
-from pipeline.engine.attention import IMPLEMENTATION, Prefix
-from pipeline.engine.continuous import ContinuousEngine
-from pipeline.engine.documents import _ranges
-from pipeline.engine.reuse import Reuse
-from pipeline.engine.shelf import Shelf
-from pipeline.engine.support import sliding_window, unsupported
+from pipeline.engine.packed.attention import IMPLEMENTATION, Prefix
+from pipeline.engine.packed.engine import ContinuousEngine
+from pipeline.engine.packed.prefix_cache import _ranges
+from pipeline.engine.packed.support import sliding_window, unsupported
+from pipeline.engine.reuse.prefix_store import Reuse
+from pipeline.engine.reuse.store_session import Shelf
 from pipeline.records import Decode, Generation, Plan, Request, Score
+from pipeline.stores.kv.admin import ls, prune
 from pipeline.stores.kv.files import used_bytes
-from pipeline.stores.kv.inspection import ls, prune
 from pipeline.stores.kv.store import KvStore
 from tests.equivalence.equality import assert_equal_texts, reference_scores, reference_text
 from tests.equivalence.families import prompts, tiny_model

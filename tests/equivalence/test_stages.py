@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.engine.engine import ModelEngine
-from pipeline.engine.forward import Forward
-from pipeline.engine.reuse import Reuse
-from pipeline.engine.shelf import Shelf
-from pipeline.engine.stages import Stages, _Cached, not_reusable
+from pipeline.engine.model.forward import Forward
+from pipeline.engine.reuse.prefix_store import Reuse
+from pipeline.engine.reuse.store_session import Shelf
+from pipeline.engine.static.engine import ModelEngine
+from pipeline.engine.static.staged_prefill import Stages, _Cached, not_reusable
 from pipeline.records import Decode, Generation, Request, Score
+from pipeline.stores.kv.admin import ls
 from pipeline.stores.kv.files import used_bytes
-from pipeline.stores.kv.inspection import ls
 from tests.equivalence.equality import assert_equal_texts, reference_scores, reference_text
 from tests.equivalence.families import FAMILIES, RECURRENT, prompts, tiny_model
 from tests.equivalence.test_families import CONTINUATIONS, END_IDS

@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from pipeline.engine.decoders import open_decoder
-from pipeline.engine.engine import ModelEngine
-from pipeline.engine.numerics import quantization_config
+from pipeline.engine.model.precision import quantization_config
+from pipeline.engine.select import open_decoder
+from pipeline.engine.static.engine import ModelEngine
 from pipeline.records import Decode, Plan, Request, Score
 from tests.engine.streaming.opened import answers, engine_on, opened
 from tests.equivalence.equality import assert_equal_texts

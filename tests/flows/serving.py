@@ -164,8 +164,8 @@ class Serving:
 def done_count(night: ANight, task: str) -> int:
     """Answers recorded so far, read as anybody may while a run goes on."""
     from pipeline.errors import OvernightError
-    from pipeline.run_directory import LEDGER
-    from pipeline.stores.ledger import Ledger
+    from pipeline.stores.ledger.ledger import Ledger
+    from pipeline.system.run_directory import LEDGER
 
     try:
         with Ledger.open(night.directory / LEDGER, write=False) as ledger:

@@ -60,8 +60,8 @@ def test_own_errors_lose_their_traceback_and_faults_keep_it() -> None:
 
 def test_console_shows_prefect_and_warnings() -> None:
     assert warnings_or_prefect(record(None, "prefect.flow_runs", logging.INFO))
-    assert warnings_or_prefect(record(None, "pipeline.runner", logging.WARNING))
-    assert not warnings_or_prefect(record(None, "pipeline.runner", logging.INFO))
+    assert warnings_or_prefect(record(None, "pipeline.run.runner", logging.WARNING))
+    assert not warnings_or_prefect(record(None, "pipeline.run.runner", logging.INFO))
 
 
 @pytest.mark.parametrize("flow", [summarize, label])

@@ -10,8 +10,8 @@ import pytest
 from flows.turns import KINDS, take_turn
 from pipeline.errors import AlreadyRunning, StoppedEarly
 from pipeline.records import Progress
-from pipeline.run_directory import RunDirectory
-from pipeline.stopping import StopSignal
+from pipeline.system.run_directory import RunDirectory
+from pipeline.system.stop_signal import StopSignal
 
 
 def start_in(directory: str) -> str:

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from pipeline.planner.shape import model_shape
+from pipeline.planner.model.shape import model_shape
 
 SIZES: dict[str, Any] = {
     "vocab_size": 500, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 3, "num_attention_heads": 8,

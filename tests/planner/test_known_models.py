@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from pipeline.planner.decide import Wish, decide
-from pipeline.planner.described import described
-from pipeline.planner.shape import model_shape
+from pipeline.planner.forecast import Wish, decide
+from pipeline.planner.model.shape import model_shape
+from pipeline.system.hardware_spec import described
 from tests.planner.known_models import KNOWN
 
 GIB = 2**30

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from pipeline.config import Config, parse_config
 from pipeline.errors import ConfigError, DoesNotFit
-from pipeline.planner.hardware import Disk, Hardware, available_ram_bytes
+from pipeline.planner.model.shape import ModelShape, model_shape
 from pipeline.planner.plan import make_plan, weights_bytes
-from pipeline.planner.shape import ModelShape, model_shape
+from pipeline.system.hardware import Disk, Hardware, available_ram_bytes
 
 GIB = 2**30
 LLAMA_2_7B = {"num_hidden_layers": 32, "num_attention_heads": 32, "hidden_size": 4096, "intermediate_size": 11008, "vocab_size": 32000,

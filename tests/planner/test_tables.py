@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.planner.describing import amount, duration
-from pipeline.planner.shape import ModelShape, model_shape
+from pipeline.planner.model.shape import ModelShape, model_shape
 from pipeline.planner.tables import (
     CARD_GIB,
     attention_table,
@@ -16,6 +15,7 @@ from pipeline.planner.tables import (
     render_sizes,
     sizes_table,
 )
+from pipeline.system.units import amount, duration
 from tests.planner.known_models import KNOWN
 
 GIB = 2**30

@@ -9,11 +9,11 @@ import pytest
 
 from pipeline.config import LabelTask, SummarizeTask
 from pipeline.errors import DocumentFailed
+from pipeline.prepare.examples_file import labelled_for
 from pipeline.prompts import FrameBuilder
 from pipeline.records import Answer, Document, Generation, Origin, Plan, Request, Step
-from pipeline.sources.labelled import labelled_for
 from pipeline.tasks import Setting, Task, build_task
-from pipeline.testing import ByteTokenizer, ScriptedEngine
+from pipeline.testing.scripted_backend import ByteTokenizer, ScriptedEngine
 
 PLAN = Plan("float32", "none", "device", "instructions_first", 4096, 8, 100_000, 512, 4)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.records import Generation, Score, Step
 from pipeline.tasks.label import pool, softmax
-from pipeline.testing import ByteTokenizer
+from pipeline.testing.scripted_backend import ByteTokenizer
 from tests.tasks.conftest import Driver
 
 SENTENCE = "The ferry left the northern harbour at six in the morning. "

@@ -13,7 +13,7 @@ import pytest
 from pipeline.errors import ConfigError
 from pipeline.records import Generation, Score, digest
 from pipeline.tasks.label import Label
-from pipeline.testing import ByteTokenizer
+from pipeline.testing.scripted_backend import ByteTokenizer
 from tests.tasks.conftest import Driver
 
 INLINE = [{"text": "Rain all day.", "label": "wet"}, {"text": "Sun all day.", "label": "dry"}]

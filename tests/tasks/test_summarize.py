@@ -15,7 +15,7 @@ from pipeline.errors import ConfigError
 from pipeline.prompts import FrameBuilder
 from pipeline.records import Generation, Step
 from pipeline.tasks import Setting, build_task
-from pipeline.testing import ByteTokenizer
+from pipeline.testing.scripted_backend import ByteTokenizer
 from tests.tasks.conftest import Driver
 
 SENTENCE = "The ferry left the northern harbour at six in the morning. "

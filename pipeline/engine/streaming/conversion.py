@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from pipeline.config import ModelConfig
-from pipeline.engine.location import Location, weight_files
-from pipeline.engine.numbers4 import quantizing_in_pieces
-from pipeline.engine.numerics import torch_dtype
-from pipeline.engine.streaming.shards import StoredTensor, stored_tensors
-from pipeline.engine.streaming.skeleton import Skeleton, build_skeleton
+from pipeline.engine.model.location import Location, weight_files
+from pipeline.engine.model.nf4 import quantizing_in_pieces
+from pipeline.engine.model.precision import torch_dtype
+from pipeline.engine.streaming.checkpoint_shards import StoredTensor, stored_tensors
+from pipeline.engine.streaming.meta_model import Skeleton, build_skeleton
 from pipeline.errors import ConfigError
 
 

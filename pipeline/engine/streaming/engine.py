@@ -8,18 +8,18 @@ from typing import Any
 
 import torch
 
-from pipeline.batching import batch_columns, next_batch
-from pipeline.engine.engine import ModelEngine
-from pipeline.engine.forward import attention_as
-from pipeline.engine.streaming.gates import Gates
-from pipeline.engine.streaming.lanes import LaneForward, Lanes
+from pipeline.engine.batching import batch_columns, next_batch
+from pipeline.engine.model.forward import attention_as
+from pipeline.engine.static.engine import ModelEngine
+from pipeline.engine.streaming.layer_hooks import Gates
+from pipeline.engine.streaming.microbatch_scheduler import LaneForward, Lanes
 from pipeline.records import Generation, Plan, Request
 
 _LANE_ROWS = 32  # of a micro-batch that nobody planned
 
 
 class StreamedEngine(ModelEngine):
-    """Implements ``pipeline.engine.base.Engine``. The plan's rows and tokens bound all micro-batches together.
+    """Implements ``pipeline.engine.interface.Engine``. The plan's rows and tokens bound all micro-batches together.
 
     Each is run as ``ModelEngine`` runs its batches, with the same ways out of failure; ``lane_rows`` (else the plan's) bounds one of them.
     """

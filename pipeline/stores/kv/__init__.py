@@ -6,8 +6,8 @@
     STORE/v1/entries/ID/           manifest.json, which makes the segments count, and the segments: safetensors
     STORE/v1/staging/WRITER/       what a living process is writing; its lock tells it from what a dead one left
 
-``store.KvStore`` is the store, ``writer.BackgroundWriter`` writes to it beside a run, ``inspection`` lists, verifies and prunes,
-``sizes.entry_bytes`` and ``speed.worth_loading`` are for plans. Only ``store``, ``writer``, ``formats`` and ``values`` import torch.
+``store.KvStore`` is the store, ``writer.BackgroundWriter`` writes to it beside a run, ``admin`` lists, verifies and prunes,
+``sizes.entry_bytes`` and ``io_speed.worth_loading`` are for plans. Only ``store``, ``writer``, ``formats`` and ``entry`` import torch.
 
 Whatever is wrong with the files costs time, never a result: a damaged entry is removed and counted, a write that does not fit is
 declined and counted. Nothing here knows texts or tasks: an owner is a mapping that is compared and handed back.

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.stores.kv import blocks, manifest
+from pipeline.stores.kv import manifest, prefix_hash
+from pipeline.stores.kv.eviction import Facts
 from pipeline.stores.kv.files import Files, used_bytes
 from pipeline.stores.kv.manifest import Damaged, File, Manifest, canonical
-from pipeline.stores.kv.policy import Facts
 
 _JOURNAL_LIMIT_BYTES = 1 << 20
 _ID = re.compile("[0-9a-f]{32}")
@@ -194,7 +194,7 @@ class Index:
     def _blocks(about: Manifest) -> Iterator[bytes]:
         """Digests under which the entry is found; b"" stands for the beginning, for what ends before its first whole block."""
         chain = bytes.fromhex(about.blocks)
-        digests = [chain[start : start + blocks.DIGEST_BYTES] for start in range(0, len(chain), blocks.DIGEST_BYTES)]
+        digests = [chain[start : start + prefix_hash.DIGEST_BYTES] for start in range(0, len(chain), prefix_hash.DIGEST_BYTES)]
         if about.state is None:
             yield from digests  # usable at any of its tokens
         if not digests:
@@ -204,7 +204,7 @@ class Index:
 
     def longest(self, scope: str, packed: bytes) -> tuple[Held, int] | None:
         """The entry that serves most of the ids, and how many by its digests; of equals, the one with least to read."""
-        chain = blocks.chain(packed)
+        chain = prefix_hash.chain(packed)
         for number in range(len(chain), -1, -1):
             known = self._by_block.get((scope, chain[number - 1] if number else b""), ())
             usable = [(self._usable(self.held[entry_id], packed, chain[:number]), entry_id) for entry_id in known]
@@ -217,9 +217,9 @@ class Index:
     def _usable(held: Held, packed: bytes, chain: list[bytes]) -> int:
         """Tokens that ``held``, equal up to the end of ``chain``, can serve for certain."""
         about = held.manifest
-        whole = len(chain) * blocks.BLOCK_TOKENS
-        ends_here = about.tokens - whole < blocks.BLOCK_TOKENS and about.tokens * blocks.ID_BYTES <= len(packed)
-        if ends_here and blocks.tail(packed[: about.tokens * blocks.ID_BYTES], chain) == about.ids_digest:
+        whole = len(chain) * prefix_hash.BLOCK_TOKENS
+        ends_here = about.tokens - whole < prefix_hash.BLOCK_TOKENS and about.tokens * prefix_hash.ID_BYTES <= len(packed)
+        if ends_here and prefix_hash.tail(packed[: about.tokens * prefix_hash.ID_BYTES], chain) == about.ids_digest:
             return about.tokens
         return whole if about.state is None else 0
 

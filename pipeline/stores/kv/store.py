@@ -14,21 +14,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from pipeline.stores.kv import blocks, manifest
-from pipeline.stores.kv.composing import Plan, full_fingerprint
-from pipeline.stores.kv.draft import Draft
+from pipeline.stores.kv import manifest, prefix_hash
+from pipeline.stores.kv.counters import Counters, Declined, Receipt
+from pipeline.stores.kv.directory import Place
+from pipeline.stores.kv.entry import Entry, Found, Loaded, Segment
+from pipeline.stores.kv.entry_reader import read_entry
+from pipeline.stores.kv.eviction import Facts
 from pipeline.stores.kv.files import Files, is_full
 from pipeline.stores.kv.formats import CannotEncode
 from pipeline.stores.kv.index import Held, Index, open_files
+from pipeline.stores.kv.io_speed import Speeds
 from pipeline.stores.kv.manifest import Damaged, File, Kind, Manifest, canonical
-from pipeline.stores.kv.outcomes import Counters, Declined, Receipt
-from pipeline.stores.kv.place import Place
-from pipeline.stores.kv.policy import Facts
-from pipeline.stores.kv.reading import read_entry
 from pipeline.stores.kv.sizes import StorageFormat
-from pipeline.stores.kv.speed import Speeds
+from pipeline.stores.kv.staged_write import Draft
 from pipeline.stores.kv.tensor_file import Layout
-from pipeline.stores.kv.values import Entry, Found, Loaded, Segment
+from pipeline.stores.kv.write_plan import Plan, full_fingerprint
 
 GIB = 2**30
 
@@ -109,7 +109,7 @@ class KvStore:
         Entries without states serve any whole number of blocks of 64 tokens, and all of their tokens; ``load`` then uses every
         token that agrees. Entries with states serve all of their tokens or nothing.
         """
-        packed = blocks.pack(ids)
+        packed = prefix_hash.pack(ids)
         try:
             with self._place.exclusive() as index:
                 best = index.longest(self._scope(fingerprint), packed)
@@ -163,7 +163,7 @@ class KvStore:
             held = index.held.get(found.entry_id)
             if held is None or held.manifest.tokens < found.tokens or (held.manifest.state and held.manifest.tokens != found.tokens):
                 return None  # evicted, or replaced by a later state
-            wanted = held.manifest.tokens if found.ids is None else len(found.ids) // blocks.ID_BYTES
+            wanted = held.manifest.tokens if found.ids is None else len(found.ids) // prefix_hash.ID_BYTES
             opened = open_files(held, stack, below_tokens=wanted)
             self._files.touch(held.folder / manifest.NAME, self._clock())
             return held.manifest, opened

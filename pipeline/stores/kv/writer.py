@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
+from pipeline.stores.kv.counters import Receipt
+from pipeline.stores.kv.entry import Entry, Segment
 from pipeline.stores.kv.manifest import Kind
-from pipeline.stores.kv.outcomes import Receipt
 from pipeline.stores.kv.store import KvStore
-from pipeline.stores.kv.values import Entry, Segment
 
 _log = logging.getLogger(__name__)
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from pipeline.engine.quiet import import_bitsandbytes
-from pipeline.engine.streaming.blocks import write_blocks
-from pipeline.planner.shape import model_shape
-from pipeline.planner.streaming import micro_batch_rows
+from pipeline.engine.model.library_logging import import_bitsandbytes
+from pipeline.engine.streaming.weight_file import write_blocks
+from pipeline.planner.model.shape import model_shape
+from pipeline.planner.weight_streaming import micro_batch_rows
 from pipeline.records import Decode, Plan, Request
-from pipeline.vitals import peak_resident_bytes
+from pipeline.system.process_memory import peak_resident_bytes
 from tests.engine.streaming.opened import answers, engine_on, opened
 
 SHAPE: dict[str, Any] = {

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config import Config, parse_config
-from pipeline.engine.base import Engine
-from pipeline.engine.identity import weights_identity
-from pipeline.engine.location import locate
+from pipeline.engine.interface import Engine
+from pipeline.engine.model.identity import weights_identity
+from pipeline.engine.model.location import locate
 from pipeline.engine.streaming.engine import StreamedEngine
-from pipeline.engine.streaming.opening import StreamedModel, open_streamed
+from pipeline.engine.streaming.load import StreamedModel, open_streamed
 from pipeline.records import Generation, Plan, Request, Streaming
 
 

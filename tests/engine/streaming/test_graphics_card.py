@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.engine.identity import weights_identity
-from pipeline.engine.loading import load_model
-from pipeline.engine.location import locate
-from pipeline.engine.streaming.opening import StreamedModel, open_streamed
+from pipeline.engine.model.identity import weights_identity
+from pipeline.engine.model.loading import load_model
+from pipeline.engine.model.location import locate
+from pipeline.engine.streaming.load import StreamedModel, open_streamed
 from pipeline.records import Decode, Plan, Request
 from tests.engine.small_models import save_llama
 from tests.engine.streaming.opened import answers, configured, engine_on

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.engine.base import Listener
-from pipeline.engine.location import locate
-from pipeline.engine.placement import plan_placement
-from pipeline.engine.streaming import opening, weights
-from pipeline.engine.streaming.opening import why_streamed
+from pipeline.engine.interface import Listener
+from pipeline.engine.model.device_map import plan_placement
+from pipeline.engine.model.location import locate
+from pipeline.engine.streaming import load, weight_prefetcher
+from pipeline.engine.streaming.load import why_streamed
 from pipeline.errors import DoesNotFit
 from pipeline.records import Decode, Plan, Request, Score, Streaming
 from tests.engine.small_models import save_llama
@@ -144,7 +144,7 @@ def test_memory_that_runs_out_in_one_micro_batch_halves_that_one(folder: Path, m
 def test_memory_that_runs_out_while_weights_are_unpacked_is_a_smaller_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = opened(folder, "nf4")
     expected = [generation.token_ids for generation in answers(engine_on(loaded, PLAN), requests(6))]
-    unpack, left = weights.dequantize, [torch.OutOfMemoryError("not enough memory")]
+    unpack, left = weight_prefetcher.dequantize, [torch.OutOfMemoryError("not enough memory")]
 
     def short_once(*args: Any) -> None:
         if left:
@@ -152,7 +152,7 @@ def test_memory_that_runs_out_while_weights_are_unpacked_is_a_smaller_batch(fold
         unpack(*args)
 
     loaded.gates.weights.open(1)
-    monkeypatch.setattr(weights, "dequantize", short_once)
+    monkeypatch.setattr(weight_prefetcher, "dequantize", short_once)
     assert [generation.token_ids for generation in answers(engine_on(loaded, PLAN), requests(6))] == expected
     assert not left
 
@@ -228,7 +228,7 @@ def test_features_are_those_of_the_row_that_asked(folder: Path) -> None:
 
 def test_when_weights_are_streamed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def reason(quantization: str, cpu_bytes: int, weights: str, streaming: Streaming | None = None) -> str | None:
-        config = configured(folder, quantization, cpu_bytes, weights=weights)
+        config = configured(folder, quantization, cpu_bytes, weights=weight_prefetcher)
         plan = dataclasses.replace(PLAN, quantization=quantization, streaming=streaming)
         return why_streamed(config, locate(config.model), plan)
 
@@ -238,7 +238,7 @@ def test_when_weights_are_streamed(folder: Path, monkeypatch: pytest.MonkeyPatch
     placed = plan_placement(configured(folder, "none", 600_000).model, locate(configured(folder).model), "float32").bytes_by_device
     for spare, streams in ((1, False), (-1, True)):  # what is placed in RAM is not there for the page cache
         free = placed["cpu"] + placed["disk"] + spare
-        monkeypatch.setattr(opening, "available_ram_bytes", lambda free=free: free)
+        monkeypatch.setattr(load, "available_ram_bytes", lambda free=free: free)
         assert bool(reason("none", 600_000, "auto")) == streams
     assert reason("nf4", 300_000, "resident") is None
     assert "beside what computes with them" in str(reason("nf4", 10**9, "auto", Streaming(1000, 0, "layer", 32)))  # the plan's word counts

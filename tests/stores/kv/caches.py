@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from pipeline.stores.kv.entry import Entry, Loaded, Segment
 from pipeline.stores.kv.store import KvStore
-from pipeline.stores.kv.values import Entry, Loaded, Segment
 
 MODEL: Mapping[str, Any] = {
     "model": "m",

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from pipeline.stores.kv.counters import Receipt
+from pipeline.stores.kv.entry import Entry, Found, Loaded, Segment
 from pipeline.stores.kv.manifest import canonical
-from pipeline.stores.kv.outcomes import Receipt
-from pipeline.stores.kv.values import Entry, Found, Loaded, Segment
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.stores.kv.values import Segment
+from pipeline.stores.kv.entry import Segment
 from tests.stores.kv.caches import MODEL, entry, equal, ids_of, is_right, opened, put, ranges
 from tests.stores.kv.perfect import PerfectStore
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.stores.kv import inspection
+from pipeline.stores.kv import admin
 from pipeline.stores.kv.files import used_bytes
 from pipeline.stores.kv.store import KvStore
 from tests.stores.kv.caches import MODEL, ids_of, is_right, opened, put
@@ -47,7 +47,7 @@ def _drop(store: KvStore) -> Any:
 
 
 def held(folder: Path) -> set[tuple[str, int]]:
-    return {(one.kind, one.tokens) for one in inspection.ls(folder).entries}
+    return {(one.kind, one.tokens) for one in admin.ls(folder).entries}
 
 
 @pytest.mark.parametrize("change", [_new, _grow, _replace, _promote, _drop])
@@ -110,7 +110,7 @@ def _start(folder: Path, number: int, quota_bytes: int) -> subprocess.Popen[byte
 def _check(folder: Path, quota_bytes: int) -> int:
     """Everything that is there is right; returns how many entries."""
     with opened(folder, quota_bytes=quota_bytes) as store:
-        listed = inspection.verify(folder)
+        listed = admin.verify(folder)
         assert not any(one.problem for one in listed.entries)
         assert not listed.warnings
         for one in listed.entries:

@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from pipeline.stores.kv.entry import Loaded, Segment
 from pipeline.stores.kv.files import Files
 from pipeline.stores.kv.store import KvStore
-from pipeline.stores.kv.values import Loaded, Segment
 from tests.stores.kv.caches import MODEL, entry, ids_of, is_right, opened, put, ranges, states
 
 IDS = ids_of(1, 300)
@@ -160,9 +160,9 @@ def test_a_whole_entry_under_its_own_name_is_just_another_model(pristine: Path, 
 
 def test_ids_that_the_digests_do_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Should digests ever collide, the ids themselves decide."""
-    from pipeline.stores.kv import blocks
+    from pipeline.stores.kv import prefix_hash
 
-    monkeypatch.setattr(blocks, "_digest", lambda before, block: bytes(8))
+    monkeypatch.setattr(prefix_hash, "_digest", lambda before, block: bytes(8))
     with opened(tmp_path) as store:
         put(store, IDS)
         found = store.lookup(ids_of(9, 300), MODEL)

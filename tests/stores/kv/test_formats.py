@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.stores.kv import formats, inspection
+from pipeline.stores.kv import admin, formats
+from pipeline.stores.kv.entry import Segment
 from pipeline.stores.kv.formats import Coded
 from pipeline.stores.kv.sizes import FORMATS, StorageFormat, entry_bytes, tensor_bytes
-from pipeline.stores.kv.values import Segment
 from tests.stores.kv.caches import MODEL, entry, equal, ids_of, opened
 
 LOSSY: tuple[StorageFormat, ...] = ("fp16", "bf16", "int8", "int4")
@@ -136,7 +136,7 @@ def test_files_are_as_large_as_the_formula_says(tmp_path: Path, storage_format: 
     assert files == pytest.approx(formula, rel=0.02)
     if storage_format == "as_computed":
         assert files == pytest.approx(layers * 2 * heads * tokens * width * dtype.itemsize, rel=0.02)
-    assert inspection.ls(tmp_path).entries[0].size_bytes == pytest.approx(formula, abs=5 * 4096)
+    assert admin.ls(tmp_path).entries[0].size_bytes == pytest.approx(formula, abs=5 * 4096)
 
 
 def test_the_formula_counts_segments_and_states(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from pipeline.stores.kv import inspection
-from pipeline.stores.kv.blocks import BLOCK_TOKENS
+from pipeline.stores.kv import admin
 from pipeline.stores.kv.files import used_bytes
+from pipeline.stores.kv.prefix_hash import BLOCK_TOKENS
 from pipeline.stores.kv.store import KvStore
 from tests.stores.kv.caches import MODEL, ids_of, is_right, opened, put
 from tests.stores.kv.perfect import PerfectStore
@@ -52,7 +52,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     def _agree(self) -> None:
         """Take from the perfect store what the disk gave up."""
-        left = {held.entry_id for held in inspection.ls(self.folder / "store").entries}
+        left = {held.entry_id for held in admin.ls(self.folder / "store").entries}
         for name in set(self.names) - left:
             self.perfect.discard(self.names.pop(name))
 
@@ -143,7 +143,7 @@ class StoreMachine(RuleBasedStateMachine):
         place = int(where * len(content))
         content[place] ^= 1
         path.write_bytes(bytes(content[:place] if cut else content))
-        inspection.verify(self.folder / "store")
+        admin.verify(self.folder / "store")
         self.perfect.discard(self.names.pop(name))
 
     @rule(share=st.floats(0, 1.5))
@@ -164,7 +164,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @invariant()
     def holds_what_it_should(self) -> None:
-        listed = inspection.ls(self.folder / "store").entries if hasattr(self, "stores") else ()
+        listed = admin.ls(self.folder / "store").entries if hasattr(self, "stores") else ()
         assert {self.names[one.entry_id]: (one.kind, one.tokens) for one in listed} == {
             name: (kept.entry.kind, len(kept.entry.ids)) for name, kept in self.perfect.kept.items()
         }

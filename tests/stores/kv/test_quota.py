@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import UsageError
+from pipeline.stores.kv.directory import HOUSEKEEPING_BYTES
+from pipeline.stores.kv.eviction import ABANDONED_SECONDS, FORGOTTEN_SECONDS, HALF_LIFE_SECONDS, Facts, choose_victims
 from pipeline.stores.kv.files import used_bytes
-from pipeline.stores.kv.place import HOUSEKEEPING_BYTES
-from pipeline.stores.kv.policy import ABANDONED_SECONDS, FORGOTTEN_SECONDS, HALF_LIFE_SECONDS, Facts, choose_victims
 from tests.stores.kv.caches import MODEL, ids_of, is_right, opened, put
 from tests.stores.kv.disks import FailingFiles, FewFreeBytes, full_disk
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from pipeline.stores.kv.entry import Segment
 from pipeline.stores.kv.files import Files
-from pipeline.stores.kv.values import Segment
 from pipeline.stores.kv.writer import BackgroundWriter
 from tests.stores.kv.caches import MODEL, entry, ids_of, is_right, opened, ranges
 from tests.stores.kv.disks import FailingFiles, full_disk

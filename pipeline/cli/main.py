@@ -1,0 +1,291 @@
+"""The command line. Commands are thin: they read arguments, call the product, and print. Imports are inside, so help is instant."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from pipeline.cli.cache import app as cache_commands
+from pipeline.cli.common import AsJson, ConfigPath, Overrides, RunPath, open_ledger, print_facts
+from pipeline.cli.plan import plan
+from pipeline.cli.quality import add_quality_commands
+from pipeline.errors import EXIT_DONE, EXIT_FAULT, EXIT_STOPPED, EXIT_USAGE, OvernightError
+
+if TYPE_CHECKING:
+    from pipeline.run.runner import RunResult
+
+app = typer.Typer(
+    name="overnight",
+    help="Summarize and label whole collections of documents with a large language model, overnight, on one small GPU or a CPU.",
+    epilog="Exit codes: 0 all done; 3 finished, some documents failed; 2 wrong usage or configuration; "
+    "75 stopped early, the same command goes on; 1 a fault of ours.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+app.add_typer(cache_commands)
+
+
+@app.command()
+def run(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N documents; does not change their identity.")] = None,
+    kind: Annotated[list[str] | None, typer.Option(help="Only tasks of this kind (summarize, label).")] = None,
+    fork: Annotated[bool, typer.Option("--fork", help="Start changed tasks beside the old ones instead of refusing.")] = False,
+    output: Annotated[
+        list[Path] | None, typer.Option(help="Export here when the run ends (.jsonl, .parquet, .csv); may be repeated.")
+    ] = None,
+    as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Start the night, or go on with it: do what the run directory does not hold yet."""
+    from pipeline.cli.progress import display
+    from pipeline.config import load_config
+    from pipeline.results.export import check_output
+    from pipeline.run.runner import run as run_night
+    from pipeline.sources import source_files
+    from pipeline.system.stop_signal import StopSignal
+
+    settings = load_config(config, overrides or ())
+    for path in output or ():
+        check_output(path, [*source_files(settings.source), *settings.source.paths])
+    stop = StopSignal()
+    with stop.watch_signals(), display(quiet=quiet) as observer:
+        result = run_night(settings, limit=limit, fork=fork, kinds=set(kind) if kind else None, observer=observer, stop=stop)
+    exported = [_export(result.directory, path, force=False) for path in output or ()]
+    facts = _run_facts(result, exported)
+    print_facts(facts if as_json else None, _run_lines(facts))
+    raise typer.Exit(result.exit_code)
+
+
+app.command()(plan)
+
+
+@app.command()
+def bench(
+    config: ConfigPath,
+    overrides: Overrides = None,
+    documents: Annotated[int, typer.Option(min=2, help="Documents of the source that take part.")] = 32,
+    slow_documents: Annotated[int, typer.Option(min=1, help="Documents a turn for contestants that go one by one.")] = 4,
+    repetitions: Annotated[int, typer.Option(min=1, help="Turns; what is told is their median.")] = 3,
+    task: Annotated[str | None, typer.Option(help="Task to measure; the first one otherwise.")] = None,
+    to_the_end: Annotated[bool, typer.Option("--to-the-end", help="Every text gets max_output_tokens; end tokens do not end it.")] = False,
+    placements: Annotated[bool, typer.Option("--placements", help="Compare placements of the KV cache instead, by prompt length.")] = False,
+    context: Annotated[list[int] | None, typer.Option(min=1, help="With --placements: tokens of a prompt; may be repeated.")] = None,
+    only: Annotated[list[str] | None, typer.Option(help="Contestant beside ours; may be repeated. All of them otherwise.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare this program with the ways of doing it by hand, on this machine, with the configuration's model and documents."""
+    from pipeline.config import load_config
+
+    settings = load_config(config, overrides or ())  # a wrong one is told before the libraries are imported
+    if placements:
+        from pipeline.bench.placements import DEFAULT_CONTEXTS, bench_placements, placement_table
+
+        found = bench_placements(settings, context or DEFAULT_CONTEXTS, repetitions=repetitions, say=_say)
+        print_facts(found.to_json() if as_json else None, placement_table(found))
+        return
+    from pipeline.bench.compare import bench as measure
+    from pipeline.bench.results import table
+    from pipeline.bench.turns import BenchOptions
+
+    options = BenchOptions(documents, slow_documents, repetitions, task, to_the_end, tuple(only or ()))
+    result = measure(settings, options, _say)
+    print_facts(result.to_json() if as_json else None, table(result))
+
+
+@app.command()
+def status(directory: RunPath, as_json: AsJson = False) -> None:
+    """Count documents and states; also while a run is going on."""
+    with open_ledger(directory) as ledger:
+        counts = ledger.status().to_json()
+    lines = [f"{counts['documents']:,} documents, {counts['rejected']:,} rejected, {counts['duplicates']:,} repeated; "
+             + ("complete" if counts["complete"] else "not complete")]  # fmt: skip
+    for name, states in counts["tasks"].items():
+        lines.append(f"{name}: " + ", ".join(f"{count:,} {state}" for state, count in states.items() if count))
+    print_facts(counts if as_json else None, lines)
+
+
+@app.command()
+def export(
+    directory: RunPath,
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write: .jsonl, .parquet or .csv.", show_default=False)],
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is not an earlier export.")] = False,
+    view: Annotated[int | None, typer.Option(min=0, help="Calibration to show; 0: the model's own labels. The latest otherwise.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write one row a document, in input order."""
+    facts = _export(directory, output, force=force, view=view)
+    print_facts(facts if as_json else None, [f"{facts['rows']:,} rows written to {facts['output']}"])
+
+
+@app.command()
+def calibrate(
+    directory: RunPath,
+    gold: Annotated[Path | None, typer.Option(help="File of ids and true labels: .jsonl, .csv, .parquet, ...")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="Only this task; may be repeated. All label tasks otherwise.")] = None,
+    method: Annotated[str, typer.Option(help="auto (gold labels if given, else none needed), none, batch, self_training, gold.")] = "auto",
+    expected_shares: Annotated[
+        list[str] | None, typer.Option("--share", metavar="LABEL=SHARE", help="How frequent a label is expected to be; may be repeated.")
+    ] = None,
+    abstain_below: Annotated[float | None, typer.Option(min=0, max=1, help="Below this probability there is no answer.")] = None,
+    target_accuracy: Annotated[float | None, typer.Option(help="Abstain so that the others are right this often; needs --gold.")] = None,
+    label_field: Annotated[str, typer.Option(help="Field of the gold file that holds the label.")] = "label",
+    as_json: AsJson = False,
+) -> None:
+    """Calibrate the labels of a run again, from its recorded scores; the model is not asked."""
+    from pipeline.results.calibrate import calibrate_run
+    from pipeline.results.report import write_report
+    from pipeline.stores.ledger.ledger import Ledger
+    from pipeline.system.run_directory import RunDirectory
+
+    place = RunDirectory(directory)
+    with open_ledger(directory):
+        pass
+    with place.locked(), Ledger.open(place.ledger, write=True) as ledger:
+        made = calibrate_run(
+            ledger, names=task, gold=gold, label_field=label_field, method=method, shares=expected_shares,
+            abstain_below=abstain_below, target_accuracy=target_accuracy,
+        )  # fmt: skip
+        write_report(ledger, directory)
+    facts = {name: {"view": view.number, "method": view.calibration.method, "threshold": view.threshold, "final": view.final,
+                    "sentence": view.sentence} for name, view in made.items()}  # fmt: skip
+    print_facts({"tasks": facts} if as_json else None, [f"{name}: view {view.number}; {view.sentence}" for name, view in made.items()])
+
+
+@app.command()
+def report(directory: RunPath, as_json: AsJson = False) -> None:
+    """Print the report, fresh from the ledger; also while a run is going on."""
+    from pipeline.results.report import build_report, render_markdown
+
+    with open_ledger(directory) as ledger:
+        facts = build_report(ledger, directory)
+    print_facts(facts if as_json else None, [render_markdown(facts)])
+
+
+@app.command()
+def retry(
+    directory: RunPath,
+    task: Annotated[list[str] | None, typer.Option(help="Only this task; may be repeated.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Set failed and quarantined documents back to pending; the next run tries them again."""
+    from pipeline.stores.ledger.ledger import Ledger
+    from pipeline.system.run_directory import RunDirectory
+
+    place = RunDirectory(directory)
+    with open_ledger(directory):
+        pass  # a folder without a ledger is refused before a lock is made in it
+    with place.locked(), Ledger.open(place.ledger, write=True) as ledger:
+        count = ledger.retry(task or None)
+    print_facts({"retried": count} if as_json else None, [f"{count:,} set back to pending; run the configuration again"])
+
+
+@app.command()
+def show(
+    directory: RunPath,
+    document: Annotated[str, typer.Argument(metavar="ID", help="Id of the document.", show_default=False)],
+    as_json: AsJson = False,
+) -> None:
+    """Show how one document was asked and answered: prompts as the model saw them, parts, answers, timings."""
+    from pipeline.results.show import inspect, render
+
+    facts = inspect(directory, document)
+    print_facts(facts if as_json else None, render(facts))
+
+
+@app.command()
+def reproduce(
+    directory: RunPath,
+    document: Annotated[str, typer.Argument(metavar="ID", help="Id of the document.", show_default=False)],
+    as_json: AsJson = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+) -> None:
+    """Ask about one document of a run again, alone and in a run directory of its own: to see why it failed."""
+    from pipeline.cli.progress import display
+    from pipeline.run.reproduce import reproduce as ask_again
+    from pipeline.system.stop_signal import StopSignal
+
+    stop = StopSignal()
+    with stop.watch_signals(), display(quiet=quiet) as observer:
+        result = ask_again(directory, document, observer, stop)
+    facts = _run_facts(result, [])
+    print_facts(facts if as_json else None, [*_run_lines(facts), f"  logs: {result.directory}/overnight.log and worker.log"])
+    raise typer.Exit(result.exit_code)
+
+
+@app.command()
+def doctor(
+    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="Also check this configuration.")] = None,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Name in one sentence each what would stop or slow a night on this machine."""
+    from pipeline.cli.doctor import examine
+
+    findings = examine(config, overrides or ())
+    words = {"ok": "ok  ", "warn": "slow", "stop": "STOP"}
+    facts = {"findings": [{"name": finding.name, "level": finding.level, "message": finding.sentence} for finding in findings]}
+    print_facts(facts if as_json else None, [f"{words[finding.level]}  {finding.name}: {finding.sentence}" for finding in findings])
+    raise typer.Exit(EXIT_USAGE if any(finding.level == "stop" for finding in findings) else EXIT_DONE)
+
+
+add_quality_commands(app)
+
+
+def main() -> None:
+    """Entry point: a user's mistake is a sentence, and every end has its exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # until a run watches for them itself, nothing is under way that they could harm
+        signal.signal(number, lambda *_: sys.exit(EXIT_STOPPED))
+    try:
+        app()
+    except OvernightError as error:
+        print(f"overnight: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:  # standard output went away, as in "overnight report … | head"
+        sys.stderr.close()
+        sys.exit(EXIT_FAULT)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _export(directory: Path, output: Path, *, force: bool, view: int | None = None) -> dict[str, Any]:
+    from pipeline.results.export import export as write_export
+
+    with open_ledger(directory) as ledger:
+        rows = write_export(ledger, output, force=force, view=view)
+    return {"output": str(output), "rows": rows}
+
+
+def _run_facts(result: RunResult, exported: list[dict[str, Any]]) -> dict[str, Any]:
+    return {
+        "exit_code": result.exit_code, "reason": result.reason, "run_directory": str(result.directory), "report": str(result.report),
+        "status": result.status.to_json(), "exports": exported,
+    }  # fmt: skip
+
+
+def _run_lines(facts: dict[str, Any]) -> list[str]:
+    counts = facts["status"]
+    endings = {0: "All done", 3: "Finished; some documents failed"}
+    lines = [endings.get(facts["exit_code"], f"Stopped early ({facts['reason']}); the same command goes on")]
+    lines += [
+        f"  {name}: " + ", ".join(f"{count:,} {state}" for state, count in states.items() if count)
+        for name, states in counts["tasks"].items()
+    ]
+    if counts["rejected"]:
+        lines.append(f"  {counts['rejected']:,} rows were rejected: {facts['run_directory']}/rejects.jsonl")
+    lines.append(f"  report: {facts['report']}")
+    return lines + [f"  export: {export['output']} ({export['rows']:,} rows)" for export in facts["exports"]]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""What a person sees while a run goes on: a progress bar on a terminal, a line every now and then in a log."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+from pipeline.records import Progress as Report
+from pipeline.run.runner import Observer
+
+_LINE_SECONDS = 15.0
+
+
+@contextmanager
+def display(*, quiet: bool = False) -> Iterator[Observer]:
+    """An observer for ``run``: silent, a bar, or lines, as fits standard error."""
+    if quiet:
+        yield lambda _: None
+    elif sys.stderr.isatty():
+        yield from _bar()
+    else:
+        yield _Lines()
+
+
+def _bar() -> Iterator[Observer]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        line = bar.add_task("starting", total=None, facts="")
+
+        def observe(report: Report) -> None:
+            label = report.message or report.stage
+            bar.update(line, description=label, total=report.total or None, completed=report.done, facts=facts(report))
+
+        yield observe
+
+
+class _Lines:
+    """At most one line in ``_LINE_SECONDS``, and one at each new stage."""
+
+    def __init__(self) -> None:
+        self._stage = ""
+        self._last = 0.0
+
+    def __call__(self, report: Report) -> None:
+        now = time.monotonic()
+        if report.stage == self._stage and now - self._last < _LINE_SECONDS:
+            return
+        self._stage, self._last = report.stage, now
+        counts = f" {report.done:,}/{report.total:,}" if report.total else ""
+        print(f"{time.strftime('%H:%M:%S')} {report.message or report.stage}{counts} {facts(report)}".rstrip(), file=sys.stderr, flush=True)
+
+
+def facts(report: Report) -> str:
+    """``2 failed, 310 tokens/s, 1 h 05 min left`` as far as they are known."""
+    known = []
+    if report.failed:
+        known.append(f"{report.failed:,} failed")
+    if report.tokens_per_second:
+        known.append(f"{report.tokens_per_second:,.0f} tokens/s")
+    if report.eta_seconds is not None:
+        known.append(f"{duration(report.eta_seconds)} left")
+    return ", ".join(known)
+
+
+def duration(seconds: float) -> str:
+    """``45 s``, ``12 min``, ``3 h 05 min``."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"

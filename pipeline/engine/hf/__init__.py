@@ -1,0 +1,1 @@
+"""The library's own decoders behind our engine interface."""

@@ -1,0 +1,99 @@
+"""Transformers behind the ``Backend`` seam: what a model is, and an engine on its loaded weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.config import Config
+from pipeline.engine.decoder_choice import chosen_decoder
+from pipeline.engine.interface import Engine
+from pipeline.engine.kv.disk_layer import DiskLayer
+from pipeline.engine.model.identity import tokenizer_identity, weights_identity
+from pipeline.engine.model.loading import LoadedModel, load_model
+from pipeline.engine.model.location import Location, locate
+from pipeline.engine.model.precision import architecture, resolve_attention, resolve_dtype
+from pipeline.engine.model.tokenizer import ChatTokenizer, load_tokenizer
+from pipeline.engine.reuse.fingerprint import Caches, open_caches
+from pipeline.engine.select import open_decoder
+from pipeline.engine.streaming.load import open_streamed, why_streamed
+from pipeline.records import Plan
+
+
+class TransformersBackend:
+    """Any causal language model with safetensors weights; see ``pipeline.engine.interface.Backend``."""
+
+    def __init__(self, config: Config, say: Callable[[str], None] = lambda _: None) -> None:
+        self._config = config
+        self._say = say
+        self._caches: Caches | None = None
+
+    @cached_property
+    def _location(self) -> Location:
+        return locate(self._config.model, self._say)
+
+    @cached_property
+    def _tokenizer(self) -> ChatTokenizer:
+        return load_tokenizer(self._config.model, self._location)
+
+    @cached_property
+    def _weights(self) -> dict[str, str]:
+        return weights_identity(self._config.model, self._location)
+
+    def tokenizer(self) -> ChatTokenizer:
+        """The model's tokenizer and chat template."""
+        return self._tokenizer
+
+    def identity(self) -> Mapping[str, Any]:
+        """Weights and tokenizer, by digest or commit."""
+        return {
+            "id": self._config.model.id,
+            "revision": self._config.model.revision,
+            "weights": self._weights,
+            "tokenizer": tokenizer_identity(self._location),
+        }
+
+    def resolve(self) -> Mapping[str, str]:
+        """What ``auto`` means on this machine."""
+        model = self._config.model
+        attention = resolve_attention(model.attention, self._location, model)
+        return {"dtype": resolve_dtype(model.dtype, model.device_map), "attention": attention}
+
+    def model_config(self) -> Mapping[str, Any]:
+        """The model's configuration with its defaults filled in."""
+        described: dict[str, Any] = architecture(self._location, self._config.model).to_dict()
+        return described
+
+    def open_engine(self, plan: Plan, offload_folder: Path, say: Callable[[str], None]) -> tuple[Engine, Mapping[str, Any]]:
+        """Load the weights; the decoder asked for where it is for this model, else static batches, with the reason."""
+        loaded = self.load(plan, offload_folder, say)
+        tokenizer = self._tokenizer
+        name = chosen_decoder(self._config, plan.dtype, device_name(loaded.input_device))
+        self._caches, told = open_caches(self._config, plan, loaded, self._weights, say)
+        engine, kind = open_decoder(name, loaded, plan, end_ids=tokenizer.end_ids, pad_id=tokenizer.pad_id, caches=self._caches)
+        return engine, {**loaded.facts, "engine": kind, "kv_store": told}
+
+    def load(self, plan: Plan, offload_folder: Path, say: Callable[[str], None]) -> LoadedModel:
+        """The weights alone, resident or streamed, where the plan wants them."""
+        if plan.threads is not None:
+            torch.set_num_threads(plan.threads)
+        DiskLayer.folder = offload_folder / "kv"
+        reason = why_streamed(self._config, self._location, plan)
+        if reason is not None:
+            return open_streamed(self._config, self._location, plan.dtype, self._weights, say, reason, plan.streaming)
+        return load_model(self._config.model, plan.dtype, offload_folder, say, self._location)
+
+    def store_facts(self, *, close: bool = False) -> Mapping[str, Any]:
+        """What became of persisted caches so far; with ``close`` after the last of them is written."""
+        if self._caches is None:
+            return {}
+        return self._caches.shelf.close() if close else self._caches.shelf.facts()
+
+
+def device_name(device: torch.device) -> str:
+    """The card's name, or the kind of device where there is one kind."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

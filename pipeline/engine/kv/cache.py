@@ -1,0 +1,318 @@
+"""Keys and values while a batch runs: the only module that touches transformers' cache classes.
+
+Tiers of one idea, a list of layers that are appended to and read in order:
+
+- ``device``: full-attention layers write into storage reserved for the whole batch (``GrowingLayer``) instead of copying all
+  columns for every new token, as concatenation does; sliding-window and recurrent layers are the library's.
+- ``offloaded`` on CUDA: the library's offloaded cache (pinned copies, side stream). Without CUDA it fails on an assertion in the
+  middle of a forward pass, so there it is never asked for.
+- ``disk``: ``DiskLayer``, one file a layer; what a sliding window or a recurrent layer keeps is small and stays in memory.
+- ``quantized``: the library's 8-bit floating point layers, on the device; only for models whose layers are all full attention. Its 4-bit
+  layers refuse caches whose width times rows is no multiple of their groups, and quantize all columns again every 128 tokens.
+- ``offloaded`` elsewhere: ``OffloadedCache``. A layer's columns live in host memory. While layer i computes, one thread copies
+  layer i + 1 beside it; the copy is joined with the new columns, used once and dropped, and only the new columns are written
+  back. At any time at most two layers have a copy. On a CPU the "device" is the same memory, so this costs copies and gains
+  nothing: it is there so that the path is exercised, and so that a layer whose columns come from disk can take its place.
+
+Rows of a cache are selected, expanded and joined into new caches; nothing here changes its argument.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Literal
+
+import torch
+from transformers.cache_utils import (
+    Cache,
+    DummyLayer,
+    DynamicCache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionLayer,
+    QuantizedCache,
+)
+
+from pipeline.engine.kv.disk_layer import DiskLayer
+
+AnyCache = Cache
+Placement = Literal["device", "offloaded", "disk", "quantized"]
+_KeysValues = tuple[torch.Tensor, torch.Tensor]
+_prefetcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-prefetch")
+
+
+class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # the library's subclass hook has no types
+    """Full attention. Keys and values are views of storage with room for ``reserve_columns``; beyond that it grows by a quarter."""
+
+    def __init__(self, reserve_columns: int = 0) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # the library's constructor has no types
+        self._reserve_columns = reserve_columns
+        self._storage: dict[str, torch.Tensor] = {}
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> _KeysValues:
+        """Append (rows, heads, new columns, width); returns all columns."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        keys = self.keys = self._append("keys", self.keys, key_states)
+        values = self.values = self._append("values", self.values, value_states)
+        return keys, values
+
+    def _append(self, name: str, live: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:
+        columns = live.shape[-2] if live is not None and live.numel() else 0
+        total = columns + new.shape[-2]
+        storage = self._storage.get(name)
+        owned = storage is not None and live is not None and live.data_ptr() == storage.data_ptr() and len(live) == len(storage)
+        if storage is None or not owned or total > storage.shape[-2]:
+            grown = total + total // 4 if owned else total
+            storage = new.new_empty((*new.shape[:-2], max(grown, self._reserve_columns), new.shape[-1]))
+            if live is not None and columns:
+                storage[..., :columns, :].copy_(live)
+            self._storage[name] = storage
+        storage[..., columns:total, :].copy_(new)
+        return storage[..., :total, :]
+
+    def reserve(self, columns: int) -> None:
+        """From the next copy on, have room for ``columns`` in all."""
+        self._reserve_columns = max(self._reserve_columns, columns)
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Rows ``beam_idx``, copied into new storage with the reserved room; the old one is let go."""
+        if self.keys is not None and self.values is not None and self.keys.numel():
+            self._storage = {}
+            self.keys = self._rows("keys", self.keys, beam_idx)
+            self.values = self._rows("values", self.values, beam_idx)
+
+    def _rows(self, name: str, live: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        columns = live.shape[-2]
+        shape = (len(index), live.shape[1], max(columns, self._reserve_columns), live.shape[-1])
+        self._storage[name] = live.new_empty(shape)
+        view = self._storage[name][..., :columns, :]
+        torch.index_select(live, 0, index.to(live.device), out=view)
+        return view
+
+
+class _HostTier:
+    """Mixin over a layer class: the layer's own tensors stay on the host, a copy is made for each use on ``compute_device``."""
+
+    compute_device: torch.device | None = None
+    _pending: Future[_KeysValues] | None = None
+    keys: Any
+    values: Any
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> _KeysValues:
+        """Append to the host; returns earlier and new columns on the device of the new ones."""
+        self.compute_device = key_states.device
+        near = self._take()
+        super().update(key_states.to("cpu"), value_states.to("cpu"))  # type: ignore[misc]  # the layer class mixed in has it
+        if near is None:
+            return key_states, value_states
+        return torch.cat([near[0], key_states], dim=-2), torch.cat([near[1], value_states], dim=-2)
+
+    def start_fetch(self) -> None:
+        """Begin to copy this layer to where it computes, if it holds anything."""
+        if self._pending is None and self._holds_columns():
+            self._pending = _prefetcher.submit(self._near_copy)
+
+    def forget_fetched(self) -> None:
+        """A copy under way is of other rows or columns than the layer is about to hold."""
+        self._pending = None
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Rows ``beam_idx``."""
+        self.forget_fetched()
+        super().reorder_cache(beam_idx)  # type: ignore[misc]
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Remove columns (a negative number of them)."""
+        self.forget_fetched()
+        super().crop(tokens_to_remove)  # type: ignore[misc]
+
+    def _holds_columns(self) -> bool:
+        return self.keys is not None and bool(self.keys.numel())
+
+    def _take(self) -> _KeysValues | None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            return pending.result()
+        return self._near_copy() if self._holds_columns() else None
+
+    def _near_copy(self) -> _KeysValues:
+        with torch.inference_mode():  # the mode is per thread
+            keys = self.keys.to(self.compute_device, copy=True)
+            return keys, self.values.to(self.compute_device, copy=True)
+
+
+class HostLayer(_HostTier, GrowingLayer):  # type: ignore[no-untyped-call]  # as above
+    """Full attention in host memory."""
+
+
+class HostSlidingLayer(_HostTier, DynamicSlidingWindowLayer):  # type: ignore[no-untyped-call]  # as above
+    """Sliding window in host memory."""
+
+
+class OffloadedCache(DynamicCache):
+    """Layers in host memory or on disk, each fetched while the one before it computes."""
+
+    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> _KeysValues:
+        """Start to fetch the next layer, then extend and return this one."""
+        following = self.layers[(layer_idx + 1) % len(self.layers)]
+        if isinstance(following, _HostTier | DiskLayer) and following is not self.layers[layer_idx]:
+            following.start_fetch()
+        result: _KeysValues = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        return result
+
+
+def make_cache(config: Any, placement: Placement, device: torch.device, reserve_columns: int = 0) -> AnyCache:
+    """An empty cache for a model of ``config`` whose inputs are on ``device``, with room for ``reserve_columns``.
+
+    Raises ValueError where ``quantized`` is not for this model.
+    """
+    if placement == "quantized":
+        return QuantizedCache(backend="fp8", config=config)
+    if placement == "offloaded" and device.type == "cuda":
+        return DynamicCache(config=config, offloading=True)
+    cache = OffloadedCache(config=config) if placement != "device" else DynamicCache(config=config)
+    cache.layers = [_placed(layer, placement, reserve_columns) for layer in cache.layers]
+    return cache
+
+
+def _placed(layer: Any, placement: Placement, reserve_columns: int) -> Any:
+    if type(layer) is DynamicLayer and placement == "disk":
+        return DiskLayer()
+    if type(layer) is DynamicLayer:
+        return HostLayer(reserve_columns) if placement == "offloaded" else GrowingLayer(reserve_columns)
+    if type(layer) is DynamicSlidingWindowLayer and placement == "offloaded":
+        return HostSlidingLayer(layer.sliding_window)
+    return layer
+
+
+def needs_equal_lengths(config: Any) -> bool:
+    """Whether rows of different lengths must not share a batch: padding would run through a recurrent state.
+
+    True unless every layer is full, sliding-window or chunked attention (or keeps nothing), and for unknown kinds of layer.
+    """
+    try:
+        layers = DynamicCache(config=config).layers
+    except (KeyError, ValueError, AttributeError):
+        return True
+    return not layers or any(type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer) for layer in layers)
+
+
+def can_join(cache: AnyCache) -> bool:
+    """Whether ``join_rows`` knows every kind of layer in ``cache``."""
+    return all(isinstance(layer, DummyLayer) or _is_attention(layer) or type(layer) is LinearAttentionLayer for layer in cache.layers)
+
+
+def _is_attention(layer: Any) -> bool:
+    return type(layer) in (DynamicLayer, DynamicSlidingWindowLayer, GrowingLayer, HostLayer, HostSlidingLayer)
+
+
+def cached_columns(cache: AnyCache) -> int:
+    """Columns seen so far (past a sliding window: more than are kept); 0 where only recurrent states are held."""
+    seen = [layer.get_seq_length() for layer in cache.layers if hasattr(layer, "get_seq_length")]
+    return int(max(seen, default=0))
+
+
+def tensors(cache: AnyCache) -> Iterator[torch.Tensor]:
+    """Everything the cache holds, layer by layer: keys and values, or convolution and recurrent states."""
+    for layer in cache.layers:
+        states = [getattr(layer, "keys", None), getattr(layer, "values", None)]
+        states += [*getattr(layer, "conv_states", {}).values(), *getattr(layer, "recurrent_states", {}).values()]
+        yield from (state for state in states if isinstance(state, torch.Tensor) and state.numel())
+
+
+def select_rows(cache: AnyCache, rows: Sequence[int], reserve_columns: int = 0) -> AnyCache:
+    """A new cache of ``rows`` of ``cache``, in that order, repeats allowed (expansion), with room for ``reserve_columns``.
+
+    The tensors are copies: growing the new cache leaves the old one as it is.
+    """
+    _settle(cache)
+    selected = copy.copy(cache)
+    selected.layers = [_unshared(layer) for layer in cache.layers]
+    index = torch.tensor(list(rows), dtype=torch.long)
+    for layer in selected.layers:
+        if isinstance(layer, GrowingLayer):
+            layer.reserve(reserve_columns)
+        # Layers of a family that shares keys and values may never have been filled.
+        if getattr(layer, "is_initialized", True) and not isinstance(layer, DummyLayer):
+            layer.reorder_cache(index)  # type: ignore[arg-type]  # declared as the legacy class LongTensor
+    return selected
+
+
+def _unshared(layer: Any) -> Any:
+    """A shallow copy whose dictionaries of states are its own."""
+    twin = copy.copy(layer)
+    for name, value in vars(layer).items():
+        if isinstance(value, dict):
+            setattr(twin, name, dict(value))
+    return twin
+
+
+def join_rows(caches: Sequence[AnyCache], reserve_columns: int = 0) -> AnyCache:
+    """One cache with the rows of all, in order; shorter ones are padded with zeros on the left, which the mask must cover.
+
+    The layers of ``caches`` are emptied one by one as they are copied, so that only one layer exists twice at a time.
+    """
+    for cache in caches:
+        _settle(cache)
+    joined = copy.copy(caches[0])
+    joined.layers = []
+    for index in range(len(caches[0].layers)):
+        joined.layers.append(_joined_layer([cache.layers[index] for cache in caches], reserve_columns))
+    _settle(joined)
+    return joined
+
+
+def _joined_layer(layers: Sequence[Any], reserve_columns: int) -> Any:
+    joined = _unshared(max(layers, key=_layer_columns))
+    if isinstance(joined, LinearAttentionLayer):
+        for states in ("conv_states", "recurrent_states"):
+            parts = [getattr(layer, states) for layer in layers]
+            setattr(joined, states, {key: _stacked([part[key] for part in parts]) for key in parts[0]})
+    elif not isinstance(joined, DummyLayer) and joined.is_initialized:
+        if isinstance(joined, _HostTier):
+            joined.forget_fetched()
+        joined.keys = _left_joined([layer.keys for layer in layers], getattr(joined, "_storage", None), "keys", reserve_columns)
+        joined.values = _left_joined([layer.values for layer in layers], getattr(joined, "_storage", None), "values", reserve_columns)
+        for layer in layers:
+            layer.reset()
+            getattr(layer, "_storage", {}).clear()
+    return joined
+
+
+def _layer_columns(layer: Any) -> int:
+    return int(layer.get_seq_length()) if hasattr(layer, "get_seq_length") else 0
+
+
+def _stacked(states: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    present = [state for state in states if state is not None]
+    return torch.cat(present) if present else None
+
+
+def _left_joined(parts: Sequence[torch.Tensor], storage: dict[str, torch.Tensor] | None, name: str, reserve: int) -> torch.Tensor:
+    """(all rows, heads, longest, width); into storage with room for ``reserve`` columns where the layer has one."""
+    columns = max(part.shape[-2] for part in parts)
+    shape = (sum(len(part) for part in parts), parts[0].shape[1], columns if storage is None else max(columns, reserve), parts[0].shape[-1])
+    joined = parts[0].new_zeros(shape)
+    row = 0
+    for part in parts:
+        joined[row : row + len(part), :, columns - part.shape[-2] : columns].copy_(part)
+        row += len(part)
+    if storage is not None:
+        storage[name] = joined
+    return joined[:, :, :columns]
+
+
+def _settle(cache: AnyCache) -> None:
+    """For the library's offloaded cache: wait for its copies, put every layer on the host, the first one where it computes."""
+    if not getattr(cache, "offloading", False):
+        return
+    torch.cuda.synchronize()
+    layers: list[Any] = [layer for layer in cache.layers if _is_attention(layer) and getattr(layer, "is_initialized", False)]
+    for layer in layers[1:]:
+        layer.offload()
+    if layers:
+        layers[0].prefetch()
+    torch.cuda.synchronize()

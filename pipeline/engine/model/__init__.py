@@ -1,0 +1,1 @@
+"""One model: where it is, what it is, its tokenizer, and how it is loaded."""

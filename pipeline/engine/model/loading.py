@@ -1,0 +1,179 @@
+"""A model with its weights, placed as planned, in the numbers asked for, and the facts of it for the report."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.config import ModelConfig
+from pipeline.engine.model.device_map import Placement, plan_placement, size
+from pipeline.engine.model.forward import input_device, lay_out_for_head
+from pipeline.engine.model.library_logging import import_bitsandbytes, quiet_libraries
+from pipeline.engine.model.location import Location, fetch_weights, locate
+from pipeline.engine.model.nf4 import quantizing_in_pieces
+from pipeline.engine.model.peak_memory import PeakMemory, large_blocks_given_back
+from pipeline.engine.model.precision import INT8_THRESHOLD, architecture, resolve_attention, settle_quantization, torch_dtype
+from pipeline.errors import ConfigError, DoesNotFit, OutOfMemory
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """``model`` is in evaluation mode and never moved again. ``facts`` are plain values (JSON), for the report."""
+
+    model: Any
+    placement: Placement
+    facts: Mapping[str, Any]
+
+    @property
+    def input_device(self) -> torch.device:
+        """Where token ids go."""
+        return input_device(self.model)
+
+
+def load_model(
+    config: ModelConfig, dtype: str, offload_folder: Path, say: Callable[[str], None] = lambda _: None, location: Location | None = None
+) -> LoadedModel:
+    """Plan the placement, then read the weights. ``dtype`` is resolved. Raises ConfigError, DoesNotFit, or OutOfMemory while reading.
+
+    ``offload_folder`` is private to the run; the caller removes it.
+    """
+    quiet_libraries()
+    place = location or locate(config, say)
+    fetch_weights(place, say)
+    placement = plan_placement(config, place, dtype)
+    _require_disk_space(placement, offload_folder)
+    say(f"loading {config.id}: {placement.describe()}")
+    started = time.monotonic()
+    with PeakMemory() as peak, contextlib.ExitStack() as tidy:
+        if config.quantization != "none":
+            tidy.enter_context(large_blocks_given_back())
+            tidy.enter_context(quantizing_in_pieces())
+        model = _read_weights(config, dtype, place, placement, offload_folder)
+    compute_as_asked(model, dtype)
+    lay_out_for_head(model)
+    facts = {
+        **describe_model(model),
+        "dtype": dtype,
+        "quantization": _quantization_facts(model, dtype),
+        "attention": str(model.config._attn_implementation),  # noqa: SLF001  # the setting has no public reader
+        "device_map": dict(placement.devices),
+        "bytes_by_device": dict(placement.bytes_by_device),
+        "placement": placement.describe(),
+        "load_seconds": round(time.monotonic() - started, 3),
+        "peak_load_bytes": peak.bytes,
+        "shipped_generation_settings": place.json("generation_config.json"),
+    }
+    return LoadedModel(model, placement, facts)
+
+
+def _read_weights(config: ModelConfig, dtype: str, place: Location, placement: Placement, offload_folder: Path) -> Any:
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
+
+    built = architecture(place, config)
+    quantization = settle_quantization(built, config, dtype)
+    if quantization is not None or getattr(built, "quantization_config", None) is not None:
+        import_bitsandbytes()
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            place.folder,
+            config=built,
+            dtype=torch_dtype(dtype),
+            device_map=placement.device_map(),
+            quantization_config=quantization,
+            attn_implementation=resolve_attention(config.attention, place, config),
+            use_safetensors=True,
+            trust_remote_code=config.trust_remote_code,
+            offload_folder=offload_folder,
+            output_loading_info=True,
+        )
+    except SafetensorError as error:
+        raise ConfigError(f"a weight file of {config.id} is damaged ({error}); fetch it again") from error
+    except (torch.OutOfMemoryError, MemoryError) as error:
+        raise OutOfMemory(f"memory ran out while the weights of {config.id} were read: {error}") from error
+    except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
+        raise ConfigError(f"{config.id} cannot be loaded: {' '.join(str(error).split())}") from error
+    model, report = loaded  # as output_loading_info says
+    _require_all_weights(config, report)
+    return model
+
+
+def compute_as_asked(model: Any, dtype: str) -> None:
+    """Make 4-bit products compute in ``dtype``.
+
+    On a processor with AVX512-BF16, bitsandbytes rounds inputs and outputs of every 4-bit product to bfloat16, whatever its compute
+    dtype (measured: logits of the demo model move by up to 0.3). Told that the processor has none, it dequantizes and multiplies
+    in the compute dtype: exact, and up to three times slower a token. ``dtype: auto`` is bfloat16 there and keeps the fast product.
+    """
+    if dtype == "bfloat16":
+        return
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+
+
+def describe_model(model: Any) -> dict[str, Any]:
+    """Counts and bytes of a loaded model: linear layers of the decoder by kind, embeddings, head, everything (tied weights once)."""
+    from transformers.pytorch_utils import Conv1D
+
+    head = model.get_output_embeddings()
+    linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear | Conv1D) and module is not head]
+    embedding = model.get_input_embeddings().weight
+    tied = head is None or head.weight is embedding or model.config.get_text_config().tie_word_embeddings
+    tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    return {
+        "weights_bytes": sum(map(_tensor_bytes, tensors.values())),
+        "embeddings_bytes": _tensor_bytes(embedding),
+        "head_bytes": 0 if tied else _tensor_bytes(head.weight),
+        "decoder_linears": len(linears),
+        "linear4bit": sum(type(module).__name__ == "Linear4bit" for module in linears),
+        "linear8bit": sum(type(module).__name__ == "Linear8bitLt" for module in linears),
+    }
+
+
+def _tensor_bytes(tensor: Any) -> int:
+    """Bytes of a tensor with its quantization statistics, if any."""
+    total = int(tensor.numel() * tensor.element_size())
+    state = getattr(tensor, "quant_state", None)
+    if state is not None:  # 4 bits: scales of blocks, and the scales of those
+        parts = [state.absmax, state.code] + ([state.state2.absmax, state.state2.code] if state.nested else [])
+        total += sum(part.numel() * part.element_size() for part in parts)
+    scales = getattr(tensor, "SCB", None)
+    return total + (int(scales.numel() * scales.element_size()) if scales is not None else 0)
+
+
+def _quantization_facts(model: Any, dtype: str) -> dict[str, Any]:
+    settings = getattr(model.config, "quantization_config", None)
+    if settings is None:
+        return {"type": "none"}
+    plain = settings if isinstance(settings, dict) else settings.to_dict()
+    if plain.get("load_in_4bit"):
+        kind, double = str(plain["bnb_4bit_quant_type"]), bool(plain["bnb_4bit_use_double_quant"])
+        return {"type": kind, "double_quantization": double, "compute_dtype": dtype}
+    if plain.get("load_in_8bit"):
+        return {"type": "int8", "outlier_threshold": float(plain.get("llm_int8_threshold", INT8_THRESHOLD)), "compute_dtype": dtype}
+    return {"type": str(plain.get("quant_method")), "compute_dtype": dtype}
+
+
+def _require_all_weights(config: ModelConfig, report: Mapping[str, Any]) -> None:
+    """A weight that no file has would be random numbers; that is not a model."""
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise ConfigError(f"the weight files of {config.id} lack {len(missing)} weights of its architecture, such as {missing[0]}")
+
+
+def _require_disk_space(placement: Placement, folder: Path) -> None:
+    needed = placement.rewritten_bytes
+    if "disk" in placement.devices.values():
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if needed and needed > (free := shutil.disk_usage(folder).free):
+        raise DoesNotFit(
+            f"{size(needed)} of weights must be copied to {folder} and {size(free)} are free there; free space, or use a smaller model"
+        )

@@ -1,0 +1,1 @@
+"""Packed passes: sequences end to end in one forward pass, continuously batched."""

@@ -1,0 +1,1 @@
+"""From logits and hidden states to tokens, loops found, features."""

@@ -1,0 +1,137 @@
+"""A model without weights: which layers it is a list of, which of its tensors belong to which layer, and what lies outside of them.
+
+Parameters are on the meta device; buffers that are computed and not stored (rotary frequencies) are real. Products in 4 bits are plain
+products here: their weights come dequantized, once for all rows that pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from pipeline.config import ModelConfig
+from pipeline.engine.model.library_logging import import_bitsandbytes, quiet_libraries
+from pipeline.engine.model.location import Location
+from pipeline.engine.model.precision import architecture, resolve_attention, settle_quantization, torch_dtype
+from pipeline.errors import ConfigError
+
+
+@dataclass(slots=True)
+class Skeleton:
+    """``model`` and the path of its list of layers. ``quantizer`` is the library's, None in plain numbers."""
+
+    model: Any
+    layers_path: str
+    quantizer: Any
+    tensors: dict[str, str] = field(default_factory=dict)
+    """The group of every stored tensor: ``layer-00007`` or, for what lies outside of the layers, the tensor's own name."""
+
+    @property
+    def layers(self) -> list[Any]:
+        """The decoder's layers, in order."""
+        return list(self.model.get_submodule(self.layers_path))
+
+    def groups(self) -> dict[str, list[str]]:
+        """Names of tensors by group, in the model's order."""
+        found: dict[str, list[str]] = {}
+        for name, group in self.tensors.items():
+            found.setdefault(group, []).append(name)
+        return found
+
+
+def build_skeleton(config: ModelConfig, location: Location, dtype: str) -> Skeleton:
+    """The quantized model as the library would fill it, on the meta device. Raises ConfigError with the reason where it cannot stream."""
+    from transformers import AutoModelForCausalLM
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    quiet_libraries()
+    built = architecture(location, config)
+    if getattr(built, "quantization_config", None) is not None:
+        raise ConfigError(
+            f"{config.id} is stored quantized, and weights are streamed from a model stored in plain numbers; name that one, or set "
+            "engine.weights: resident"
+        )
+    wanted = settle_quantization(built, config, dtype)
+    try:
+        with parameters_on_meta():
+            build: Any = AutoModelForCausalLM.from_config  # its signature has no types
+            attention = resolve_attention(config.attention, location, config)
+            model = build(built, dtype=torch_dtype(dtype), trust_remote_code=config.trust_remote_code, attn_implementation=attention)
+    except (ValueError, ImportError, AttributeError, TypeError, KeyError) as error:
+        raise ConfigError(f"model.id {config.id} cannot be built as a language model: {' '.join(str(error).split())}") from error
+    quantizer = None
+    if wanted is not None:
+        import_bitsandbytes()
+        quantizer = AutoHfQuantizer.from_config(wanted, pre_quantized=False)
+        with torch.device("meta"):
+            quantizer.preprocess_model(model=model, dtype=torch_dtype(dtype), device_map={"": "cpu"}, checkpoint_files=[])
+    model.eval()
+    skeleton = Skeleton(model, _layers_path(model, config.id), quantizer)
+    skeleton.tensors = _grouped(skeleton)
+    return skeleton
+
+
+@contextlib.contextmanager
+def parameters_on_meta() -> Iterator[None]:
+    """Inside, parameters are moved to the meta device as soon as a module has them; memory that nobody touches is never taken."""
+    register = torch.nn.Module.register_parameter
+
+    def on_meta(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
+        register(module, name, parameter)
+        kept = module._parameters.get(name)  # noqa: SLF001  # assigning would register again
+        if kept is not None and kept.device.type != "meta":
+            module._parameters[name] = torch.nn.Parameter(kept.to("meta"), requires_grad=False)  # noqa: SLF001
+
+    torch.nn.Module.register_parameter = on_meta  # type: ignore[assignment, method-assign]  # put back below
+    try:
+        yield
+    finally:
+        torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def _layers_path(model: Any, name: str) -> str:
+    """Path of the one list that has as many modules as the model has layers. Raises ConfigError."""
+    count = getattr(model.config.get_text_config(), "num_hidden_layers", None)
+    lists = [path for path, module in model.named_modules() if isinstance(module, torch.nn.ModuleList) and len(module) == count]
+    outermost = [path for path in lists if not any(path.startswith(f"{other}.") for other in lists if other != path)]
+    if len(outermost) != 1:
+        raise ConfigError(
+            f"the weights of {name} cannot be streamed: its decoder ({type(model).__name__}) is not one list of {count} layers; "
+            "use a model that fits, or engine.weights: resident with model.quantization: none"
+        )
+    return str(outermost[0])
+
+
+def _grouped(skeleton: Skeleton) -> dict[str, str]:
+    """Group of each parameter and stored buffer; a tied one is listed under its first name only."""
+    prefix, groups, seen = f"{skeleton.layers_path}.", {}, set()
+    unsaved = {
+        f"{path}.{name}".lstrip(".")
+        for path, module in skeleton.model.named_modules()
+        for name in module._non_persistent_buffers_set  # noqa: SLF001  # there is no other way to ask
+    }
+    tied = set(skeleton.model.all_tied_weights_keys)
+    named = [*skeleton.model.named_parameters(remove_duplicate=False), *skeleton.model.named_buffers()]
+    for name, tensor in named:
+        if name in unsaved or name in tied or (id(tensor) in seen and isinstance(tensor, torch.nn.Parameter)):
+            continue
+        seen.add(id(tensor))
+        inside = name.startswith(prefix)
+        groups[name] = f"layer-{int(name[len(prefix) :].split('.')[0]):05}" if inside else name
+    return groups
+
+
+def plain_products(skeleton: Skeleton) -> None:
+    """Put plain products in the places of those in 4 bits, for weights that come dequantized."""
+    if skeleton.quantizer is None:
+        return
+    kind = import_bitsandbytes().nn.Linear4bit
+    for path, module in list(skeleton.model.named_modules()):
+        if type(module) is kind:
+            with torch.device("meta"):
+                plain = torch.nn.Linear(module.in_features, module.out_features, module.bias is not None, dtype=module.compute_dtype)
+            skeleton.model.set_submodule(path, plain.requires_grad_(False).eval())

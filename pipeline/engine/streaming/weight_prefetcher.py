@@ -1,0 +1,301 @@
+"""The weights of a streamed model while it runs: one unit at a time is in its modules, the next is on its way.
+
+One thread reads. On a graphics card it reads into pinned memory and copies on a stream of its own; the computing stream waits for the
+copy's event, not for the thread. Storage is used again and again: nothing is allocated in the middle of a sweep.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+from pipeline.engine.model.library_logging import import_bitsandbytes
+from pipeline.engine.model.nf4 import dequantize, statistics
+from pipeline.engine.streaming.buffer_pool import Slab, Slabs, load
+from pipeline.engine.streaming.embedding_rows import place_tables
+from pipeline.engine.streaming.meta_model import Skeleton
+from pipeline.engine.streaming.prepared_weights import Prepared
+from pipeline.engine.streaming.tiers import Tiers, Unit, head_blocks
+from pipeline.engine.streaming.weight_file import Block, BlockFiles, Damaged
+from pipeline.errors import ConfigError
+
+_Tensors = list[torch.Tensor]
+# A slab to give back if there is one, tensors on the device, and the event after which they are there.
+_Arrival = tuple[Slab | None, _Tensors, Any]
+
+
+class StreamedWeights:
+    """See the module. Made with everything that stays in its place. ``dequantized`` counts how often each unit became plain numbers."""
+
+    def __init__(self, skeleton: Skeleton, prepared: Prepared, tiers: Tiers, device: torch.device) -> None:
+        self.tiers, self.device = tiers, device
+        self.dequantized: Counter[str] = Counter()
+        self.sweeps = 0
+        self._model, self._prepared = skeleton.model, prepared
+        self._units = list(tiers.units)
+        self.files = BlockFiles(prepared.folder)
+        self._plain: dict[tuple[torch.Size, torch.dtype, int], torch.Tensor] = {}
+        self._kept: dict[int, _Tensors] = {}
+        self._pending: dict[int, Future[_Arrival]] = {}
+        self._empty: list[tuple[Any, str, Any]] = []
+        self._open: int | None = None
+        self._last: int | None = None
+        self._slab: tuple[Slab | None, Any] = None, None
+        self._after = {index: (index + 1) % len(self._units) for index in range(len(self._units))}
+        self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]  # the library's constructor has no types
+        from_disk = [unit.blocks for unit, tier in zip(self._units, tiers.tiers, strict=True) if tier == "disk"]
+        self._slabs = Slabs(from_disk, pinned=self._side is not None)
+        weakref.finalize(self, self._reader.shutdown, wait=False)
+        with torch.inference_mode(mode=False), torch.no_grad():
+            self._place_small(skeleton)
+            for index, tier in enumerate(tiers.tiers):
+                if tier != "disk":
+                    self._keep(index, tier)
+        self.files.read_bytes = 0
+        self.head_path = head_blocks(skeleton, prepared.files)[0]
+        self.by_module: dict[str, int] = {unit.module: index for index, unit in enumerate(self._units) if not unit.head}
+        self.head_units = [index for index, unit in enumerate(self._units) if unit.head]
+
+    # ── use ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def open(self, index: int) -> None:
+        """Put the weights of unit ``index`` into its modules, after those of the unit before it are taken out."""
+        if self._open == index:
+            return
+        with torch.inference_mode(mode=False), torch.no_grad():
+            if self._last is not None:
+                self._after[self._last] = index  # modules are not always used in the order in which they are listed
+            self._last = index
+            self._close()
+            tensors = self._take(index)
+            self._fetch_after(index)
+            unit = self._units[index]
+            if not unit.head:
+                try:
+                    self._bind(unit, {block.name: tensor for block, tensor in zip(unit.blocks, tensors, strict=True)})
+                except BaseException:  # as out of memory; what is half there must not be taken for all of it
+                    self._close()
+                    raise
+            self._open = index
+
+    def head(self, inputs: Sequence[torch.Tensor], bias: torch.Tensor | None) -> list[torch.Tensor]:
+        """The head's products with each of ``inputs`` (..., hidden), piece by piece: each piece is loaded once for all of them."""
+        rows = sum(self._units[index].blocks[0].shape[0] for index in self.head_units)
+        outputs = [states.new_empty((*states.shape[:-1], rows)) for states in inputs]
+        begin = 0
+        for index in self.head_units:
+            self.open(index)
+            matrix = self._head_piece
+            end = begin + len(matrix)
+            for states, output in zip(inputs, outputs, strict=True):
+                part = None if bias is None else bias[begin:end]
+                output[..., begin:end] = torch.nn.functional.linear(states, matrix, part)
+            begin = end
+        self.sweeps += 1
+        return outputs
+
+    def settle(self) -> None:
+        """Wait for what is on its way."""
+        for pending in self._pending.values():
+            pending.exception()
+
+    def close(self) -> None:
+        """Take weights out of the modules and end the reader."""
+        self._close()
+        self._reader.shutdown(wait=True, cancel_futures=True)
+        self.files.close()
+
+    def _close(self) -> None:
+        for module, name, empty in self._empty:
+            module._parameters[name] = empty  # noqa: SLF001  # no checks wanted
+            state = getattr(module, "state", None)
+            if state is not None and hasattr(state, "SCB"):
+                state.CB = state.SCB = None
+        self._empty.clear()
+        self._give_back(*self._slab)
+        self._slab, self._open = (None, None), None
+
+    def _take(self, index: int) -> _Tensors:
+        """The unit's tensors on the device."""
+        near = self._kept[index] if self.tiers.tiers[index] == "device" else self._arrived(index)
+        if self._units[index].head:
+            self._head_piece = near[0]
+        return near
+
+    def _arrived(self, index: int) -> _Tensors:
+        try:
+            slab, near, event = self._fetched(index)
+        except Damaged as damage:
+            self._rebuild(damage)
+            slab, near, event = self._fetched(index)
+        if event is not None:
+            stream = torch.cuda.current_stream(self.device)
+            stream.wait_event(event)
+            for tensor in near:
+                tensor.record_stream(stream)
+        self._slab = (slab, event)
+        return near
+
+    def _fetched(self, index: int) -> _Arrival:
+        if index not in self._pending:
+            self._start(index)
+        return self._pending.pop(index).result()
+
+    def _rebuild(self, damage: Damaged) -> None:
+        self.files.close(damage.file)
+        blocks = {block.name: block for block in self._prepared.rebuild(damage.file)}
+        for index, unit in enumerate(self._units):
+            if unit.blocks[0].file == damage.file:
+                fresh = tuple(blocks[block.name] for block in unit.blocks)
+                self._units[index] = Unit(unit.module, fresh, unit.plain_bytes, unit.head)
+                self._pending.pop(index, None)
+
+    # ── on the way ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _fetch_after(self, index: int) -> None:
+        """Start to read the next unit that is not on the device. One more than what is in use is on its way, never two."""
+        following = self._after[index]
+        for _ in self._units:
+            if self.tiers.tiers[following] != "device":
+                break
+            following = self._after[following]
+        if following != index and self.tiers.tiers[following] != "device" and following not in self._pending:
+            self._start(following)
+
+    def _start(self, index: int) -> None:
+        for other in [other for other in self._pending if other != index]:
+            slab, _, event = self._settled(other)
+            self._give_back(slab, event)  # it was expected next and was not
+        self._pending[index] = self._reader.submit(self._fetch, index)
+
+    def _settled(self, index: int) -> _Arrival:
+        try:
+            return self._pending.pop(index).result()
+        except Exception:  # noqa: BLE001  # nobody needs it; whoever does reads it again
+            return None, [], None
+
+    def _fetch(self, index: int) -> _Arrival:
+        """In the reader's thread."""
+        unit = self._units[index]
+        slab = None if self.tiers.tiers[index] == "ram" else self._slabs.take()
+        try:
+            if slab is None:
+                host = self._kept[index]
+            else:
+                self.files.read(unit.blocks, slab.landing(unit.blocks))
+                host = slab.tensors(unit.blocks)
+            if self._side is None:
+                return slab, host, None
+            with torch.cuda.stream(self._side):
+                near = [tensor.to(self.device, non_blocking=True) for tensor in host]
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # as above
+                event.record(self._side)
+        except BaseException:
+            if self._side is not None:
+                self._side.synchronize()  # some of it may be on its way
+            if slab is not None:
+                self._slabs.give_back(slab)
+            raise
+        return slab, near, event
+
+    def _give_back(self, slab: Slab | None, event: Any) -> None:
+        if event is not None:
+            event.synchronize()
+        if slab is not None:
+            self._slabs.give_back(slab)
+
+    # ── what stays ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _place_small(self, skeleton: Skeleton) -> None:
+        for block in self.tiers.small:
+            (tensor,) = self._loaded([block])
+            path, _, name = block.name.rpartition(".")
+            module = skeleton.model.get_submodule(path)
+            place = module._parameters if name in module._parameters else module._buffers  # noqa: SLF001  # no checks wanted
+            place[name] = tensor.to(self.device, copy=True)  # without the pages around it
+        for buffers in (module._buffers for module in skeleton.model.modules()):  # noqa: SLF001  # as above
+            for name, buffer in buffers.items():
+                if buffer is not None and buffer.device.type != "meta":
+                    buffers[name] = buffer.to(self.device)
+        self._check_tables()
+        place_tables(skeleton.model, self.files, self._prepared.files, self.device)
+
+    def _check_tables(self) -> None:
+        """Rows are read without checks, so their files are read once as a whole."""
+        for blocks in list(self._prepared.files.values()):
+            if isinstance(self._owner(blocks[0].name.partition(".weight")[0]), torch.nn.Embedding):
+                for block in blocks:
+                    self._loaded([block])
+
+    def _loaded(self, blocks: Sequence[Block], *, pinned: bool = False) -> _Tensors:
+        try:
+            return load(self.files, blocks, pinned=pinned)
+        except Damaged as damage:
+            self.files.close(damage.file)
+            self._prepared.rebuild(damage.file)
+            return load(self.files, blocks, pinned=pinned)
+
+    def _keep(self, index: int, tier: str) -> None:
+        unit = self._units[index]
+        host = self._loaded(unit.blocks, pinned=self._side is not None and tier == "ram")
+        self._kept[index] = [tensor.to(self.device) for tensor in host] if tier == "device" else host
+
+    # ── into the modules ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _bind(self, unit: Unit, tensors: dict[str, torch.Tensor]) -> None:
+        places: Counter[tuple[torch.Size, torch.dtype]] = Counter()
+        plain = False
+        for name, tensor in tensors.items():
+            path, _, last = name.rpartition(".")
+            module = self._owner(path)
+            if module is None or last not in {**module._parameters, **module._buffers}:  # noqa: SLF001  # statistics of a weight
+                continue
+            if f"{name}.absmax" in tensors:
+                shape, dtype = module._parameters[last].shape, module._parameters[last].dtype  # noqa: SLF001
+                out = self._plain_storage(shape, dtype, places[shape, dtype])
+                places[shape, dtype] += 1
+                dequantize(tensor, statistics(tensors, name, self.device), out)
+                self._set(module, last, out)
+                plain = True
+            elif f"{name}.SCB" in tensors:
+                self._set(module, last, _int8(tensor, tensors[f"{name}.SCB"]))
+            else:
+                self._set(module, last, tensor)
+        if plain:
+            self.dequantized[unit.module] += 1
+
+    def _owner(self, path: str) -> Any:
+        try:
+            return self._model.get_submodule(path)
+        except AttributeError:
+            return None
+
+    def _set(self, module: Any, name: str, tensor: torch.Tensor) -> None:
+        if name in module._buffers:  # noqa: SLF001  # no checks wanted
+            module._buffers[name] = tensor  # noqa: SLF001  # small; it may stay
+            return
+        self._empty.append((module, name, module._parameters[name]))  # noqa: SLF001
+        module._parameters[name] = tensor  # noqa: SLF001
+
+    def _plain_storage(self, shape: torch.Size, dtype: torch.dtype, number: int) -> torch.Tensor:
+        key = (shape, dtype, number)
+        if key not in self._plain:
+            self._plain[key] = torch.empty(shape, dtype=dtype, device=self.device)
+        return self._plain[key]
+
+
+def _int8(weight: torch.Tensor, scales: torch.Tensor) -> Any:
+    return import_bitsandbytes().nn.Int8Params(weight, requires_grad=False, has_fp16_weights=False, CB=weight, SCB=scales)
+
+
+def require_plain_head(model: Any, name: str) -> None:
+    """Raises ConfigError where the head is no plain product."""
+    head = model.get_output_embeddings()
+    if not isinstance(head, torch.nn.Linear):
+        raise ConfigError(f"the weights of {name} cannot be streamed: its head is {type(head).__name__}, not one matrix")

@@ -1,0 +1,219 @@
+"""What is needed and what there is, in bytes: the two sides of every decision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from pipeline.planner.memory import CARD_CONTEXT_BYTES, LIBRARY_BYTES, PROCESS_BYTES, activations_bytes
+from pipeline.planner.model.shape import ModelShape
+from pipeline.planner.prompt_layout import Layout
+from pipeline.planner.roofline import Workload
+from pipeline.planner.workload import Question, TaskLoad
+from pipeline.stores.kv.sizes import StorageFormat
+from pipeline.system.hardware import Hardware, Rates
+from pipeline.system.units import amount
+
+Place = Literal["device", "ram", "disk"]
+# Share of the free memory that may be used; the rest is for the driver, the allocator's gaps and other programs.
+USABLE_SHARE = 0.9
+# The most rows a batch may have; the engine finds by a ramp how many of them pay. Beyond these none gained on any machine measured.
+ROWS_ON_CARD, ROWS_ON_CPU = 256, 64
+CHUNK_TOKENS_ON_CARD, CHUNK_TOKENS_ON_CPU = 4096, 1024
+# Of the room beside weights and activations, what rows may fill: storage of rows grows by doubling, so that as much again may be allocated.
+CACHE_SHARE = 0.5
+# A prompt that is not even as long as this is of no use.
+SHORTEST_TOKENS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class StoreWish:
+    """The KV store as configured. ``read_bytes_per_second``: what reading from it was measured to take; None: as the disk reads."""
+
+    quota_bytes: int = 0
+    documents: Literal["auto", "always", "never"] = "auto"
+    storage_format: StorageFormat = "as_computed"
+    read_bytes_per_second: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is asked for.
+
+    ``rows`` None: as many as fit. ``questions_asked`` are those about each document. ``chunk_tokens`` None: what suits the device.
+    ``loads``: what sampled documents would ask, a task each; ``work`` is a plainer way to say it. ``must_stream``: unquantized
+    weights too, where they do not fit. ``most_weights_in_ram``: bytes of
+    weights that RAM may hold, None: as many as there is room for. ``process_bytes``: of a worker after its imports. ``stored_dtype``:
+    numbers of the weight files. ``cache_place``: where the configuration wants the cache, None leaves it open; ``cache_dtype``: in
+    which numbers, None: as computed, as nobody but the user may choose what changes answers. ``longest_tokens``: the longest row that
+    the documents ask for, None where they are not known.
+    """
+
+    quantization: str
+    dtype: str
+    context_tokens: int
+    rows: int | None = None
+    chunk_tokens: int | None = None
+    questions_asked: int = 1
+    work: Workload | None = None
+    deadline_seconds: float | None = None
+    loads: tuple[TaskLoad, ...] = ()
+    process_bytes: int = PROCESS_BYTES
+    stored_dtype: str | None = None
+    cache_place: Place | None = None
+    cache_dtype: str | None = None
+    may_stream: bool = True
+    must_stream: bool = False
+    most_weights_in_ram: int | None = None
+    longest_tokens: int | None = None
+    layout: Layout = "instructions_first"
+    store: StoreWish = StoreWish()
+
+    @property
+    def kept_dtype(self) -> str:
+        """Numbers of a running cache."""
+        return self.cache_dtype or self.dtype
+
+    @property
+    def row_tokens(self) -> int:
+        """The longest row that must fit: of the documents where they are known, else the whole context."""
+        return min(self.context_tokens, self.longest_tokens or self.context_tokens)
+
+    @property
+    def typical_tokens(self) -> int:
+        """Length of a row: of a mean document with what is asked and answered, or the longest row where no documents are known."""
+        rows = [question.shared_tokens + question.own_tokens + question.new_tokens for question in self.questions]
+        if rows:
+            return min(self.context_tokens, max(1, sum(rows) // len(rows)))
+        if self.work is None or not self.work.lengths:
+            return self.row_tokens
+        return min(self.context_tokens, int(self.work.mean_tokens) + self.work.instruction_tokens + self.work.output_tokens)
+
+    @property
+    def questions(self) -> list[Question]:
+        """Of the sampled documents, in all tasks."""
+        return [question for load in self.loads for asked in load.sample for question in asked.questions]
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """Bytes of weights, of the cache of the longest row, of activations (``unpacked_bytes`` of them), of the largest layer.
+
+    ``unpacked_bytes`` are the largest quantized matrix in plain numbers (``matrix_bytes``) and a layer of a cache in 8 bits.
+    ``near_bytes`` of the row stay in memory where its cache is elsewhere, ``far_bytes`` are what a disk then holds.
+    """
+
+    weights_bytes: int
+    row_bytes: int
+    near_bytes: int
+    far_bytes: int
+    activation_bytes: int
+    layer_bytes: int
+    unpacked_bytes: int
+    matrix_bytes: int
+
+    @classmethod
+    def of(cls, shape: ModelShape, wish: Wish, chunk_tokens: int, on_card: bool = True) -> Need:
+        """Of a model as it is wished for. A prefill chunk is one row's, the worst case for a mask."""
+        quantization, dtype, kept, tokens = wish.quantization, wish.dtype, wish.kept_dtype, wish.row_tokens
+        weights = shape.weights_bytes(quantization, dtype)
+        chunk = min(chunk_tokens, tokens)
+        activation = activations_bytes(shape, dtype, chunk, 1, tokens - chunk, on_card)
+        matrix = unpacked = shape.largest_matrix_bytes(dtype) if quantization != "none" else 0
+        if wish.cache_dtype:  # so is a layer of the cache before it is used
+            unpacked += max(layer.kept_bytes(tokens, dtype) for layer in shape.kinds)
+        layer = shape.largest_layer_bytes(quantization, dtype)
+        near, far = shape.near_bytes(tokens, kept), shape.far_bytes(tokens, kept)
+        return cls(weights, shape.kv_bytes(tokens, kept), near, far, activation + unpacked, layer, unpacked, matrix)
+
+    @property
+    def together_bytes(self) -> int:
+        """Everything for one row."""
+        return self.weights_bytes + self.row_bytes + self.activation_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Bytes that may be used: where the model computes, in RAM beside that, on the disk; and how many of them by weights.
+
+    ``first_device_bytes``: of one card, where there are several. ``free_ram_bytes``: of RAM beside the process, all that the page cache
+    may take as long as nothing else does.
+    """
+
+    on_card: bool
+    cards: int
+    device_bytes: int
+    ram_bytes: int
+    disk_bytes: int
+    link: str
+    first_device_bytes: int
+    device_weights_bytes: int
+    ram_weights_bytes: int
+    free_ram_bytes: int
+    usable_share: float = USABLE_SHARE
+
+    def page_cache_bytes(self, weights: Mapping[Place, int], beside: int) -> int:
+        """What weights in RAM, and where it is RAM that computes what is ``beside`` them, leave for pages of files."""
+        return max(0, self.free_ram_bytes - weights["ram"] - (0 if self.on_card else weights["device"] + beside))
+
+    @property
+    def most_rows(self) -> int:
+        """Rows worth decoding together."""
+        return ROWS_ON_CARD if self.on_card else ROWS_ON_CPU
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Tokens of one pass that suit the device."""
+        return CHUNK_TOKENS_ON_CARD if self.on_card else CHUNK_TOKENS_ON_CPU
+
+    @property
+    def device_name(self) -> str:
+        """For sentences, with its preposition."""
+        if not self.on_card:
+            return "in this machine's memory"
+        return "on the graphics card" if self.cards == 1 else f"on the {self.cards} graphics cards"
+
+    @property
+    def memory_name(self) -> str:
+        """For sentences: what one would buy."""
+        return "VRAM" if self.on_card else "RAM"
+
+    @property
+    def link_name(self) -> str:
+        """For sentences."""
+        return self.link or ("the link to the card" if self.on_card else "the disk")
+
+    def describe(self) -> str:
+        """``21.6 GiB on the graphics card, 57.6 GiB of RAM and 500.0 GiB of disk may be used``."""
+        near = [f"{amount(self.device_bytes)} {self.device_name}"] if self.on_card else []
+        far = f"{amount(self.ram_bytes if self.on_card else self.device_bytes)} of RAM"
+        return ", ".join([*near, far]) + f" and {amount(self.disk_bytes)} of disk may be used"
+
+    def link_bytes_per_second(self, rates: Rates, disk: bool) -> float | None:
+        """Bandwidth of what is fetched at every step: the disk if any of it is there, else the link (pinned)."""
+        if disk:
+            return rates.disk_read_bytes_per_second
+        return (
+            rates.to_device_pinned_bytes_per_second or rates.to_device_bytes_per_second if self.on_card else rates.memory_bytes_per_second
+        )
+
+
+def rooms(hardware: Hardware, process_bytes: int = PROCESS_BYTES, most_weights_in_ram: int | None = None) -> Room:
+    """Of a machine, beside the process itself. Without a card the model computes in RAM, and nothing is left beside it."""
+    on_card = bool(hardware.gpu_bytes)
+    ram = max(0, int(hardware.ram_bytes * USABLE_SHARE) - process_bytes - LIBRARY_BYTES)
+    vram = max(0, int(hardware.vram_bytes * USABLE_SHARE) - CARD_CONTEXT_BYTES * len(hardware.gpu_bytes))
+    ram_weights = ram if most_weights_in_ram is None else min(ram, most_weights_in_ram)
+    return Room(
+        on_card=on_card,
+        cards=len(hardware.gpu_bytes),
+        device_bytes=vram if on_card else ram,
+        ram_bytes=ram if on_card else 0,
+        first_device_bytes=max(0, int(hardware.gpu_bytes[0] * USABLE_SHARE) - CARD_CONTEXT_BYTES) if on_card else ram,
+        device_weights_bytes=vram if on_card else ram_weights,
+        ram_weights_bytes=ram_weights if on_card else 0,
+        free_ram_bytes=max(0, hardware.ram_bytes - process_bytes - LIBRARY_BYTES),
+        disk_bytes=max((disk.free_bytes for disk in hardware.disks), default=0),
+        link=hardware.link,
+    )

@@ -1,0 +1,169 @@
+"""The decision, step by step: fits as it is, else quantize, else split, else offload the cache; then rows, layout and store.
+
+The result is a Forecast: predictions to set beside the outcome, and reasons in sentences. Nothing here changes a configuration: what
+is the user's choice (model, quantization, context) is only suggested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipeline.planner.advice import next_steps, warnings_about
+from pipeline.planner.budget import Need, Place, Room, Wish, rooms
+from pipeline.planner.duration import TaskTime, Timing, moved_bytes
+from pipeline.planner.memory_peak import peaks_of
+from pipeline.planner.model.shape import ModelShape
+from pipeline.planner.placement import Verdict, settle
+from pipeline.planner.prompt_layout import Layout
+from pipeline.planner.roofline import Duration, Step
+from pipeline.planner.store_policy import keeping
+from pipeline.planner.weight_streaming import Sweep
+from pipeline.system.hardware import Hardware
+from pipeline.system.units import amount, duration
+
+__all__ = ["Forecast", "Wish", "decide", "describe"]
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What will be where, how much of it, how fast and for how long. Bytes by place; None: not known, as a rate is not.
+
+    ``ram_mapped_bytes`` of the RAM peak are pages of the weight files, which the system takes back when memory is short.
+    ``cache_room_bytes`` is what rows may fill together, ``batch_tokens`` rows x longest row of them. ``store_bytes`` are all documents'
+    caches as the store would keep them, ``disk_peak_bytes`` those that it will.
+    ``sweep`` where weights are streamed; ``most_rows`` are those worth decoding together, whatever fits.
+    ``reasons`` follow the decision in order; ``next_steps`` say what would have to change for the next better one.
+    """
+
+    verdict: Verdict
+    weights_bytes: dict[Place, int]
+    cache_place: Place
+    rows: int
+    most_rows: int
+    context_tokens: int
+    vram_peak_bytes: int
+    ram_peak_bytes: int
+    disk_peak_bytes: int
+    ram_mapped_bytes: int
+    activation_bytes: int
+    sweep: Sweep | None
+    cache_bytes: int
+    cache_room_bytes: int
+    batch_tokens: int
+    transfer_bytes: int
+    step: Step | None
+    load_seconds: float | None
+    prefill_seconds: float | None
+    crossover_tokens: int | None
+    work: Duration | None
+    tasks: tuple[TaskTime, ...]
+    store_bytes: int | None
+    layout: Layout
+    keep_documents: bool
+    deadline_seconds: float | None
+    reasons: tuple[str, ...]
+    next_steps: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        """Whether a run can be started."""
+        return self.verdict != "does not fit"
+
+
+def decide(shape: ModelShape, hardware: Hardware, wish: Wish) -> Forecast:
+    """Where everything goes on this machine. Never raises for what does not fit: the verdict says it."""
+    have = rooms(hardware, wish.process_bytes, wish.most_weights_in_ram)
+    chunk = wish.chunk_tokens or have.chunk_tokens
+    need = Need.of(shape, wish, chunk, have.on_card)
+    reasons = [_about(shape, need, wish, have)]
+    where = settle(shape, need, have, wish, hardware.rates, reasons)
+    rows = where.rows(shape, have, wish)
+    timing = Timing.of(shape, have, hardware.rates, wish, where, rows) if rows else Timing()
+    reasons += _rows_and_time(rows, timing, wish, have)
+    kept = keeping(shape, wish, timing.crossover, reasons)
+    if have.on_card and where.verdict == "resident":
+        reasons.append(
+            "it fits in the card's memory: if many people wait for answers, serve it with vLLM or TGI; for a night's work stay here"
+        )
+    peaks = peaks_of(shape, wish, have, need, chunk, where, rows)
+    return Forecast(
+        verdict=where.verdict,
+        weights_bytes=where.weights,
+        cache_place=where.cache_place,
+        rows=rows,
+        most_rows=where.most_rows(have, wish),
+        context_tokens=wish.context_tokens,
+        vram_peak_bytes=peaks.vram,
+        ram_peak_bytes=peaks.ram,
+        disk_peak_bytes=peaks.disk + kept.store_bytes,
+        ram_mapped_bytes=peaks.mapped,
+        activation_bytes=peaks.activations,
+        sweep=where.sweep,
+        cache_bytes=peaks.cache,
+        cache_room_bytes=where.room_bytes,
+        batch_tokens=where.batch_tokens(shape, wish, where.most_rows(have, wish)),
+        transfer_bytes=moved_bytes(shape, wish, where, rows),
+        step=timing.step,
+        load_seconds=timing.load,
+        prefill_seconds=timing.prefill,
+        crossover_tokens=timing.crossover,
+        work=timing.work,
+        tasks=timing.tasks,
+        store_bytes=kept.all_bytes,
+        layout=wish.layout,
+        keep_documents=kept.keeps,
+        deadline_seconds=wish.deadline_seconds,
+        reasons=tuple(reasons),
+        next_steps=tuple(next_steps(shape, need, have, wish, where.verdict, rows)),
+        warnings=tuple(warnings_about(shape, need, wish, where, have)),
+    )
+
+
+def _about(shape: ModelShape, need: Need, wish: Wish, have: Room) -> str:
+    kept = " (in 8 bits, as configured)" if wish.cache_dtype else ""
+    return (
+        f"{shape.parameters / 1e9:.2f} billion parameters ({shape.describe()}): {amount(need.weights_bytes)} of weights in "
+        f"{wish.quantization} ({wish.dtype}), {amount(need.row_bytes)} of cache for one row of {wish.row_tokens:,} tokens{kept} and about "
+        f"{amount(need.activation_bytes)} of activations; {have.describe()}"
+    )
+
+
+def _rows_and_time(rows: int, timing: Timing, wish: Wish, have: Room) -> list[str]:
+    if not rows:
+        return []
+    found = [f"{rows} row{'' if rows == 1 else 's'} of {wish.typical_tokens:,} tokens decode together in the room that is left"]
+    step = timing.step
+    if step is not None and step.transfer_seconds:
+        hides = "computing hides the transfer" if step.hidden else "computing does not hide it"
+        found.append(
+            f"each step moves bytes for {duration(step.transfer_seconds)} over {have.link_name}, and computes for "
+            f"{duration(step.resident_seconds)}: {hides}, decoding is {step.slowdown:.1f} times slower than with everything on the device"
+        )
+    if step is not None:
+        found.append(f"decoding gives at most {rows / step.seconds:,.1f} tokens a second in all; what sets the pace is {step.bound}")
+    if timing.work is not None and timing.work.documents:
+        low, high = timing.work.range_seconds
+        span = f" ({duration(low)} to {duration(high)} by the sample of lengths)" if timing.work.relative_error else ""
+        found.append(
+            f"{timing.work.documents:,} documents take about {duration(timing.work.seconds)}{span}: "
+            f"{timing.work.documents_per_hour:,.0f} an hour"
+        )
+        if wish.deadline_seconds is not None:
+            late = timing.work.seconds - wish.deadline_seconds
+            found.append(
+                f"that is {duration(late)} too long for the deadline; the rest is done by running the same command again"
+                if late > 0
+                else f"that ends {duration(-late)} before the deadline"
+            )
+    return found
+
+
+def describe(forecast: Forecast) -> Sequence[str]:
+    """The forecast as lines for people."""
+    lines = [f"verdict: {forecast.verdict}"]
+    lines += [f"- {reason}" for reason in forecast.reasons]
+    lines += [f"! {warning}" for warning in forecast.warnings]
+    lines += [f"> {step}" for step in forecast.next_steps]
+    return lines

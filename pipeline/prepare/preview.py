@@ -1,0 +1,181 @@
+"""What a night would be: plan, forecast, documents' lengths, and everything a person should know first. For ``plan`` and ``doctor``.
+
+Works with whatever is there: without weights, without documents, without a tokenizer it says what it could not look at.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import Config
+from pipeline.engine.interface import Backend
+from pipeline.engine.model.demo_model import cache_folder
+from pipeline.engine.registry import open_backend
+from pipeline.errors import DoesNotFit, OvernightError
+from pipeline.planner.forecast import Forecast
+from pipeline.planner.report_lines import Quantity, quantities
+from pipeline.planner.workload import Estimate, TaskLoad, histogram
+from pipeline.prepare.dry_run import Sampler, load_of, longest_row, rough_load, rough_longest_row
+from pipeline.prepare.prepare import Ground, bind_tasks, ground_of, resolve, shared_identity
+from pipeline.records import Document, Plan, Reject
+from pipeline.sources import read_source
+from pipeline.system.hardware import Hardware, existing_folder
+from pipeline.system.hardware_rates import measured_rates, with_rates
+from pipeline.tasks import Task
+
+_READ_SECONDS = 60.0
+
+
+@dataclass
+class Outlook:
+    """``plan`` is None where a run would be ``refused``; ``forecast`` where the model's memory is not known (``ground.cannot_plan``)."""
+
+    config: Config
+    ground: Ground
+    resolved: Mapping[str, Any]
+    plan: Plan | None = None
+    refused: str | None = None
+    forecast: Forecast | None = None
+    tasks: tuple[Task, ...] = ()
+    fingerprints: dict[str, str] = field(default_factory=dict)
+    loads: tuple[TaskLoad, ...] = ()
+    documents: int = 0
+    characters: int = 0
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of the sampled documents."""
+        return [asked.tokens for asked in self.loads[0].sample] if self.loads else []
+
+    @property
+    def tokens(self) -> Estimate | None:
+        """Tokens of all documents."""
+        return self.loads[0].tokens if self.loads else None
+
+    @property
+    def quantities(self) -> list[Quantity]:
+        """The forecast's numbers."""
+        if self.forecast is None:
+            return []
+        return quantities(self.forecast, self.ground.shape, str(self.resolved["dtype"]))
+
+    def histogram(self) -> list[tuple[int, int, int]]:
+        """(from, to, share of the sample in tokens)."""
+        return histogram(self.lengths)
+
+
+def look(config: Config, machine: Hardware | None = None, *, measure_machine: bool = True) -> Outlook:
+    """Everything that can be said before the night. ``machine``: one that is not this one. Raises ConfigError."""
+    backend = open_backend(config)
+    resolved = resolve(config, backend, {})
+    if machine is not None and config.model.dtype == "auto":
+        resolved["dtype"] = "bfloat16" if machine.gpu_bytes and config.model.device_map == "auto" else "float32"
+    ground = ground_of(config, backend, resolved, machine)
+    if machine is None and measure_machine and ground.cannot_plan is None and ground.machine.rates.memory_bytes_per_second is None:
+        ground = _measured(ground, str(resolved["dtype"]))
+    found = Outlook(config, ground, resolved)
+    _bind(found, backend)
+    _read(found)
+    try:
+        found.plan = found.ground.plan(resolved)
+    except DoesNotFit as error:
+        found.refused = str(error)
+    if ground.cannot_plan is None:
+        found.forecast = found.ground.decide(found.loads)
+    return found
+
+
+def _measured(ground: Ground, dtype: str) -> Ground:
+    from pipeline.engine.model.nf4 import unpacking_rate  # with it comes torch
+
+    scratch = existing_folder(Path(ground.config.run.directory))
+    found = measured_rates(cache_folder(), scratch, dtype, unpacking=unpacking_rate)
+    kept = ground.machine.rates
+    known = {name: getattr(kept, name) for name in kept.__dataclass_fields__ if name != "origin" and getattr(kept, name) is not None}
+    origin = kept.origin if ground.calibration.measured else found.origin
+    return replace(ground, machine=with_rates(ground.machine, replace(found, **known, origin=origin)))
+
+
+def _bind(found: Outlook, backend: Backend) -> None:
+    """The tasks over the model's tokenizer; their fingerprints too, if the weights are here."""
+    identity: dict[str, Any] = {}
+    context = found.ground.wish.context_tokens
+    try:
+        identity = shared_identity(found.config, backend.identity(), found.resolved, context)
+    except OvernightError as error:
+        found.remarks.append(f"the weights are not here, so this is from config.json alone: {error}")
+    try:
+        found.tasks = bind_tasks(found.config, backend, found.resolved, context, identity)
+    except OvernightError as error:
+        if identity:
+            raise
+        found.remarks.append(
+            f"no tokenizer is here: documents are reckoned at four characters a token, which may be off by a third ({error})"
+        )
+    if identity:
+        found.fingerprints = {task.job.name: task.job.fingerprint for task in found.tasks}
+
+
+def _read(found: Outlook) -> None:
+    """Read the source once, for its size and a sample."""
+    sampler = Sampler()
+    fields = sorted({name for task in found.tasks for name in task.job.fields})
+    patience = _Patience(_READ_SECONDS)
+    try:
+        for _ in sampler.watch(patience.watch(read_source(found.config.source, fields))):
+            pass
+    except OvernightError as error:
+        found.remarks.append(f"the documents could not be read, so there are no times: {error}")
+        return
+    if patience.lost:
+        found.remarks.append(f"reading was cut short after {_READ_SECONDS:.0f} s: there are at least {sampler.documents:,} documents")
+    if not sampler.documents:
+        found.remarks.append("the source holds no documents, so there are no times")
+        return
+    found.documents, found.characters = sampler.documents, sampler.characters
+    known = found.ground.calibration.output_tokens
+    longest = None if patience.lost else sampler.longest
+    answers = {task.name: task.max_output_tokens if task.kind == "summarize" else 0 for task in found.config.tasks}
+    if found.tasks:
+        found.ground = found.ground.knowing(longest_row(found.tasks, longest))
+        found.loads = tuple(
+            load_of(task, sampler.sample, sampler.documents, sampler.characters, known.get(task.job.fingerprint)) for task in found.tasks
+        )
+    else:
+        context = found.ground.wish.context_tokens
+        found.ground = found.ground.knowing(rough_longest_row(longest, max(answers.values())))
+        found.loads = tuple(rough_load(task.name, task.kind, sampler, context, answers[task.name]) for task in found.config.tasks)
+    _remark_failures(found)
+
+
+def _remark_failures(found: Outlook) -> None:
+    for load in found.loads:
+        failed = sum(asked.failed for asked in load.sample)
+        if failed and found.tasks:
+            found.remarks.append(f"task {load.name}: {failed} of {len(load.sample)} sampled documents would fail before the model answers")
+
+
+class _Patience:
+    """Ends a reading that takes too long."""
+
+    def __init__(self, seconds: float) -> None:
+        self._until = time.monotonic() + seconds
+        self.lost = False
+
+    def watch(self, items: Iterable[Document | Reject]) -> Iterator[Document | Reject]:
+        for item in items:
+            yield item
+            if time.monotonic() > self._until:
+                self.lost = True
+                return
+
+
+def advice_lines(found: Outlook) -> Sequence[str]:
+    """Remarks, warnings and refusals, most urgent first."""
+    warnings = list(found.forecast.warnings) if found.forecast else []
+    return [*([f"a run would be refused: {found.refused}"] if found.refused else []), *warnings, *found.remarks]

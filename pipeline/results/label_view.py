@@ -1,0 +1,171 @@
+"""Label answers as they are shown: a calibration and a threshold over the scores that the ledger keeps for ever.
+
+A view costs no inference. It is kept in the ledger with a number and applied when answers are exported, reported or judged; earlier views
+stay, and number 0 is always what the model said itself. How views are made: ``recalibration``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from pipeline.errors import UsageError
+from pipeline.quality.abstain import abstains
+from pipeline.quality.calibration import Calibration
+from pipeline.quality.features import FEATURE_BYTES, unpacked
+from pipeline.quality.scores import Floats
+from pipeline.quality.several import SeveralCalibration, parse_calibration
+from pipeline.stores.ledger.ledger import Ledger
+from pipeline.stores.ledger.queries import ExportRow, TaskResult, TaskRow, ViewRow
+
+_BLOCK_ROWS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A view ready to be applied. ``final``: no document of the task was missing when it was made.
+
+    ``gold_labels`` maps the keys of the documents whose labels it was made with to these; ``held_out`` those that the calibration was
+    fitted on to the natural logs (by label) that a fit without them gives, which is what they may be judged by.
+    """
+
+    number: int
+    calibration: Calibration | SeveralCalibration
+    threshold: float | None
+    sentence: str
+    final: bool
+    gold_labels: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
+    held_out: Mapping[str, Sequence[float]] = field(default_factory=dict)
+
+    @property
+    def multi(self) -> bool:
+        """Whether it shows any number of labels a document."""
+        return isinstance(self.calibration, SeveralCalibration)
+
+    @property
+    def fitted_on(self) -> frozenset[str]:
+        """Keys of the documents whose gold labels the calibration knows."""
+        return frozenset(self.gold_labels) if self.calibration.method == "gold" else frozenset()
+
+    def short(self) -> str:
+        """For a cell of an export: number, method, and whether more documents may still change it."""
+        return f"view {self.number}: {self.calibration.method}" + ("" if self.final else " (not final)")
+
+    def covers(self, result: TaskResult) -> bool:
+        """Whether ``result`` has what this view is computed from; if not, what the model said itself is shown."""
+        return result.state == "done" and bool(result.scores) and len(result.features) >= FEATURE_BYTES * self.calibration.feature_count
+
+    def apply(self, results: Sequence[TaskResult]) -> list[TaskResult]:
+        """``results`` that it covers as this view shows them."""
+        labels = self.calibration.labels
+        features = unpacked([result.features for result in results]) if self.calibration.feature_count else None
+        logs = self.calibration.log_probabilities([[_of(result)[label] for label in labels] for result in results], features)
+        return [self._shown(result, row) for result, row in zip(results, np.exp(logs), strict=True)]
+
+    def _shown(self, result: TaskResult, probabilities: Floats) -> TaskResult:
+        value, gone = self.decide(probabilities)
+        odds = dict(zip(self.calibration.labels, probabilities.tolist(), strict=True))
+        return replace(result, value=None if gone else value, finish_reason="abstained" if gone else "stop", probabilities=odds)
+
+    def decide(self, probabilities: Floats) -> tuple[str | list[str], bool]:
+        """The answer that these probabilities, (labels,), give, and whether it is abstained from."""
+        labels = self.calibration.labels
+        value: str | list[str]
+        if self.multi:
+            value = [label for label, odds in zip(labels, probabilities, strict=True) if odds >= 0.5]
+        else:
+            value = labels[int(probabilities.argmax())]
+        gone = self.threshold is not None and bool(abstains(certainty(probabilities[None], multi=self.multi), self.threshold)[0])
+        return value, gone
+
+
+def certainty(probabilities: Floats, *, multi: bool) -> Floats:
+    """How sure the answers are, (documents,): the best label's probability, or with ``multi`` the least certain yes or no."""
+    found: Floats = np.maximum(probabilities, 1 - probabilities).min(axis=1) if multi else probabilities.max(axis=1)
+    return found
+
+
+def latest_view(ledger: Ledger, task: TaskRow, number: int | None = None) -> View | None:
+    """The task's latest view, or the one of that ``number``; None for 0 and where there is none. Raises UsageError for unknown ones."""
+    if task.job.kind != "label" or number == 0:
+        return None
+    kept = ledger.views(task.job.name)
+    if number is None:
+        return view_of(kept[-1]) if kept else None
+    if number > len(kept):
+        raise UsageError(f"task {task.job.name!r} has no view {number}; it has {len(kept)} (0 is what the model said itself)")
+    return view_of(kept[number - 1])
+
+
+def through(rows: Iterable[ExportRow], views: Mapping[str, View]) -> Iterator[ExportRow]:
+    """``rows`` with the answers of the viewed tasks as their views show them."""
+    iterator = iter(rows)
+    while block := list(itertools.islice(iterator, _BLOCK_ROWS)):
+        shown = {name: apply_to(view, [row.results[name] for row in block]) for name, view in views.items()}
+        for place, row in enumerate(block):
+            yield replace(row, results={**row.results, **{name: column[place] for name, column in shown.items()}})
+
+
+def said(rows: Iterable[ExportRow], tasks: Sequence[TaskRow]) -> Iterator[ExportRow]:
+    """``rows`` with what the model said itself also where it was abstained from when it was recorded."""
+    multi = {task.job.name: is_multi(task) for task in tasks if task.job.kind == "label"}
+    for row in rows:
+        changed = {name: _said(row.results[name], multi=several) for name, several in multi.items() if _abstained(row.results[name])}
+        yield replace(row, results={**row.results, **changed}) if changed else row
+
+
+def apply_to(view: View, results: Sequence[TaskResult]) -> list[TaskResult]:
+    """``results`` with those of done documents as the view shows them; the others stay."""
+    places = [place for place, result in enumerate(results) if view.covers(result)]
+    shown = list(results)
+    if places:
+        for place, result in zip(places, view.apply([results[place] for place in places]), strict=True):
+            shown[place] = result
+    return shown
+
+
+def labels_of(task: TaskRow) -> tuple[str, ...]:
+    """The labels of a label task. Raises UsageError for other tasks."""
+    if task.job.kind != "label":
+        raise UsageError(f"task {task.job.name!r} is of kind {task.job.kind}; only label tasks have scores to calibrate")
+    return tuple(name for name, _ in task.job.identity["task"]["labels"])
+
+
+def is_multi(task: TaskRow) -> bool:
+    """Whether the task may give several labels to a document."""
+    return bool(task.job.identity.get("task", {}).get("multi"))
+
+
+def shown_to_the_model(task: TaskRow) -> frozenset[str]:
+    """Ids of the examples in the task's prompt: the model has read their labels."""
+    examples: Any = task.job.identity.get("examples") or ()
+    return frozenset(str(example[0]) for example in examples)
+
+
+def view_of(row: ViewRow) -> View:
+    """The view that the ledger keeps as ``row``. Raises LedgerError."""
+    facts = row.facts
+    return View(
+        row.number, parse_calibration(row.calibration), row.threshold, str(facts.get("sentence", "")), bool(facts.get("final")),
+        facts.get("gold_labels") or {}, facts.get("held_out") or {},
+    )  # fmt: skip
+
+
+def _of(result: TaskResult) -> Mapping[str, float]:
+    assert result.scores is not None, "only scored results are shown through a view"
+    return result.scores
+
+
+def _abstained(result: TaskResult) -> bool:
+    return result.state == "done" and result.value is None and bool(result.probabilities)
+
+
+def _said(result: TaskResult, *, multi: bool) -> TaskResult:
+    odds = {name: number for name, number in (result.probabilities or {}).items() if math.isfinite(number)}
+    value: Any = [name for name, number in odds.items() if number >= 0.5] if multi else max(odds, key=odds.__getitem__, default=None)
+    return replace(result, value=value, finish_reason="stop")

@@ -1,0 +1,140 @@
+"""The morning's report, from the ledger alone: what was read, what was answered, what was not and why, and how it went.
+
+``report.json`` holds the facts, ``report.md`` shows them, ``rejects.jsonl`` lists every row that was not a document.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipeline.results.label_view import View, apply_to, latest_view
+from pipeline.results.report.evaluation import last_evaluation
+from pipeline.results.report.markdown import render_markdown
+from pipeline.results.report.plan_vs_actual import compared
+from pipeline.results.report.tasks import Reasons, TaskFacts
+from pipeline.stores.ledger.ledger import Ledger
+from pipeline.stores.ledger.queries import TaskResult, TaskRow
+from pipeline.system.atomic_write import replace_file
+
+__all__ = ["build_report", "render_markdown", "write_report"]
+
+_SHOWN_REJECTS = 20
+_SEEN_AT_ONCE = 1000
+_OF_A_RESULT = ("state", "value", "finish_reason", "probabilities", "scores", "features")
+_RUN_FACTS = ("plan", "loaded", "waiting", "peaks", "store", "versions", "model", "notes", "config")
+
+
+def build_report(ledger: Ledger, directory: Path | None = None) -> dict[str, Any]:
+    """Facts that JSON can hold, with the last evaluation kept in ``directory``. Raises LedgerError when the counts do not add up."""
+    status = ledger.status()
+    runs = ledger.runs()
+    inputs = {
+        "documents": status.documents, "rejected": status.rejected, "duplicates": status.duplicates, "clashing_ids": status.clashing_ids,
+        "clashes": [{"id": name, "texts": texts} for name, texts in ledger.clashing_ids()],
+        "read_completely": status.read_completely, "complete": status.complete,
+    }  # fmt: skip
+    judged = next((run for run in reversed(runs) if run["facts"].get("calibration") is not None), None)
+    tasks = {task.job.name: _task(ledger, task, status.tasks[task.job.name], _reason(ledger, task, judged)) for task in ledger.tasks()}
+    facts = {
+        "format": 1, "inputs": inputs, "rejects": _rejects(ledger.rejects()), "tasks": tasks,
+        "runs": [_run(run) for run in runs], **_loaded(runs), "outcome": _outcome(runs),
+        "evaluation": last_evaluation(directory),
+    }  # fmt: skip
+    plain: dict[str, Any] = _finite(facts)
+    return plain
+
+
+def write_report(ledger: Ledger, directory: Path) -> None:
+    """Write the three files into the run directory, each whole or not at all. Raises StoppedEarly when the disk is full."""
+    facts = build_report(ledger, directory)
+    with replace_file(directory / "report.json", private=True) as stream:
+        stream.write(json.dumps(facts, indent=2, allow_nan=False).encode("ascii"))
+    with replace_file(directory / "report.md", private=True) as stream:
+        stream.write(render_markdown(facts).encode("utf-8", "replace"))
+    with replace_file(directory / "rejects.jsonl", private=True) as stream:
+        for reject in ledger.rejects():
+            stream.write(json.dumps(reject).encode("ascii") + b"\n")
+
+
+def _reason(ledger: Ledger, task: TaskRow, run: Mapping[str, Any] | None) -> str | None:
+    """What ``run`` says about why the task's labels could not be calibrated; nothing once a person has calibrated them since."""
+    kept = ledger.views(task.job.name)
+    if run is None or (kept and kept[-1].facts.get("by") == "command" and kept[-1].created_at > (run["ended_at"] or 0)):
+        return None
+    reason: str | None = run["facts"]["calibration"].get(task.job.name)
+    return reason
+
+
+def _task(ledger: Ledger, task: TaskRow, states: Mapping[str, int], reason: str | None) -> dict[str, Any]:
+    """Facts of one task, its labels as the view in force shows them; ``reason`` says why they could not be calibrated."""
+    view = latest_view(ledger, task)
+    rows = ledger.results(task.job.name, scores=view is not None)
+    facts = TaskFacts(task, states, ledger.some_id).add_all(rows if view is None else _seen(view, rows)).facts()
+    if task.job.kind == "label":
+        facts["calibration_note"] = reason
+        facts["view"] = None if view is None else {
+            "number": view.number, "method": view.calibration.method, "sentence": view.sentence, "final": view.final,
+            "threshold": view.threshold,
+        }  # fmt: skip
+    return facts
+
+
+def _seen(view: View, rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """``rows`` of ``Ledger.results`` with the answers that the view gives."""
+    iterator = iter(rows)
+    while block := list(itertools.islice(iterator, _SEEN_AT_ONCE)):
+        results = [TaskResult(**{name: row[name] for name in _OF_A_RESULT}) for row in block]
+        for row, result in zip(block, apply_to(view, results), strict=True):
+            yield {**row, "value": result.value, "finish_reason": result.finish_reason, "probabilities": result.probabilities}
+
+
+def _rejects(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    iterator = iter(rows)
+    first = [dict(row) for row in itertools.islice(iterator, _SHOWN_REJECTS)]
+    reasons = Reasons()
+    for row in itertools.chain(first, iterator):
+        reasons.add(row["reason"])
+    return {"by_reason": reasons.listed(), "first": first}
+
+
+def _run(run: Mapping[str, Any]) -> dict[str, Any]:
+    ended = run["ended_at"]
+    return {
+        "run": run["id"], "started": _local(run["started_at"]), "ended": None if ended is None else _local(ended),
+        "seconds": None if ended is None else ended - run["started_at"], "exit_code": run["exit_code"], "reason": run["reason"],
+    }  # fmt: skip
+
+
+def _loaded(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Facts of the last run that loaded the model; of the last one where none has."""
+    if not runs:
+        return dict.fromkeys(_RUN_FACTS)
+    chosen = next((run for run in reversed(runs) if "loaded" in run["facts"]), runs[-1])
+    return {name: chosen["facts"].get(name) for name in _RUN_FACTS}
+
+
+def _outcome(runs: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Prediction and outcome of the last run that loaded the model; None where none has, or where it could not be predicted."""
+    chosen = next((run for run in reversed(runs) if "loaded" in run["facts"]), None)
+    return (
+        None if chosen is None or not chosen["facts"].get("forecast") else compared(chosen["facts"], complete=chosen["exit_code"] in (0, 3))
+    )
+
+
+def _local(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def _finite(value: Any) -> Any:
+    """``value`` with plain string keys and null for what JSON has no number for."""
+    if isinstance(value, Mapping):
+        return {str(key): _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

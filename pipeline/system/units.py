@@ -1,0 +1,35 @@
+"""Numbers as people read them: bytes and seconds."""
+
+from __future__ import annotations
+
+import re
+
+
+def amount(count: float) -> str:
+    """``1.0 GiB``, ``512 MiB`` or ``16 KiB``."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}" if unit == "GiB" else f"{count / size:,.0f} {unit}"
+    return f"{count:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """``43 ms``, ``1.2 s``, ``12 min`` or ``7.5 h``."""
+    if seconds < 1:
+        return f"{seconds * 1000:,.1f} ms" if seconds < 0.01 else f"{seconds * 1000:,.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+def parse_bytes(value: int | str) -> int:
+    """Bytes of ``20GB`` (10**9) or ``7GiB`` (2**30); a bare number is bytes. Raises ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(f"{value!r} is not a size; write for example 20GB or 7GiB")
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(value))
+    if match is None or match[2].upper() not in _UNITS:
+        raise ValueError(f"{value!r} is not a size; write for example 20GB or 7GiB")
+    return int(float(match[1]) * _UNITS[match[2].upper()])

@@ -1,0 +1,1 @@
+"""Parts for tests of whole nights: a scripted backend, a disk that fails."""

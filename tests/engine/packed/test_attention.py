@@ -1,0 +1,52 @@
+"""The kernel with its log-sum-exp against the formula, and softmax over a union of stretches against softmax over all keys at once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pipeline.engine.packed import attention
+from pipeline.engine.packed.attention import _attend_plainly, _Joined, attend
+
+
+def states(rows: int, heads: int, tokens: int, width: int = 16, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, heads, tokens, width, generator=torch.Generator().manual_seed(seed + tokens + heads))
+
+
+@pytest.mark.parametrize(("heads", "groups"), [(4, 4), (6, 2), (4, 1)])
+@pytest.mark.parametrize("kind", ["everything", "causal", "hidden columns", "tree"])
+def test_the_kernel_is_the_formula(heads: int, groups: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_PLAIN_QUERIES", 7)  # several stretches
+    query, key, value = states(2, heads, 20), states(2, groups, 20, seed=1), states(2, groups, 20, seed=2)
+    mask = None
+    if kind == "hidden columns":
+        mask = torch.zeros(2, 1, 1, 20)
+        mask[0, ..., 13:] = float("-inf")
+    if kind == "tree":
+        visible = torch.rand(2, 1, 20, 20, generator=torch.Generator().manual_seed(3)) > 0.4
+        mask = torch.zeros(2, 1, 20, 20).masked_fill(~(visible | torch.eye(20, dtype=torch.bool)), float("-inf"))
+    found = attend(query, key, value, 0.25, causal=kind == "causal", mask=mask)
+    expected = _attend_plainly(query, key, value, 0.25, causal=kind == "causal", mask=mask)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("cuts", [(5,), (1, 19), (3, 9, 15)])
+def test_stretches_join_to_the_whole(cuts: tuple[int, ...]) -> None:
+    query, key, value = states(1, 4, 6), states(1, 2, 20, seed=1), states(1, 2, 20, seed=2)
+    joined = _Joined(query, 16)
+    for begin, end in zip((0, *cuts), (*cuts, 20), strict=True):
+        joined.add(None, *attend(query, key[:, :, begin:end], value[:, :, begin:end], 0.25))
+    torch.testing.assert_close(joined.output, attend(query, key, value, 0.25)[0], atol=2e-5, rtol=0)
+
+
+def test_only_the_named_tokens_see_more() -> None:
+    query, key, value = states(1, 4, 6), states(1, 2, 20, seed=1), states(1, 2, 20, seed=2)
+    joined = _Joined(query, 16)
+    joined.add(None, *attend(query, key[:, :, :8], value[:, :, :8], 0.25))
+    some = torch.tensor([1, 4])
+    joined.add(some, *attend(query[:, :, some], key[:, :, 8:], value[:, :, 8:], 0.25))
+    whole, part = attend(query, key, value, 0.25)[0], attend(query, key[:, :, :8], value[:, :, :8], 0.25)[0]
+    expected = part.clone()
+    expected[:, :, some] = whole[:, :, some]
+    torch.testing.assert_close(joined.output, expected, atol=2e-5, rtol=0)

@@ -1,0 +1,75 @@
+"""Peaks: slots as the engine allocates them, files as they stay mapped, never less for more."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.engine.kv.slot_pool import class_capacity
+from pipeline.planner.forecast import Wish, decide
+from pipeline.planner.memory import Files, head_copy_bytes, mapped_bytes, slot_tokens, slots_bytes, stored
+from pipeline.planner.model.shape import model_shape
+from pipeline.planner.workload import Asked, Question, TaskLoad
+from pipeline.system.hardware_spec import described
+from tests.planner.known_models import KNOWN
+
+DEMO = model_shape(KNOWN["SmolLM2 135M"].config)
+
+
+@given(st.integers(1, 300_000))
+def test_slots_are_those_of_the_engine(columns: int) -> None:
+    assert slot_tokens(columns) == class_capacity(columns)
+
+
+def test_the_longest_rows_count() -> None:
+    per = DEMO.kv_bytes_per_token("float32")
+    assert slots_bytes(DEMO, "float32", 2, [100, 500, 60], 3) == (512 + 128) * per
+    assert slots_bytes(DEMO, "float32", 8, [100, 500, 60], 3) == (512 + 128 + 64) * per
+    assert slots_bytes(DEMO, "float32", 4, [100, 500], 200) == 4 * 512 * per  # each stands for a hundred
+    assert slots_bytes(DEMO, "float32", 5, [100, 500], 200) == 8 * 512 * per
+    assert slots_bytes(DEMO, "float32", 4, [0, 0], 2) == 0  # nothing is written, nothing is kept
+
+
+def test_files_stay_mapped_where_weights_are_used_as_they_lie() -> None:
+    files = stored(DEMO, "float32", "float32")
+    assert files == Files(DEMO.parameters * 4, same_numbers=True)
+    assert mapped_bytes(DEMO, files, "none", "float32", working=True) == 0  # the weights are those pages
+    shrunk = sum(weight.parameters for weight in DEMO.weights if weight.shrinks)
+    for quantization in ("nf4", "int8"):  # embeddings and norms are; what was read to be shrunk stays beside
+        assert mapped_bytes(DEMO, files, quantization, "float32", working=True) == shrunk * 4
+
+
+def test_files_in_other_numbers_are_mapped_while_they_are_read() -> None:
+    other = stored(DEMO, None, "float32")
+    assert other == Files(DEMO.parameters * 2, same_numbers=False)
+    assert mapped_bytes(DEMO, other, "nf4", "float32", working=False) == DEMO.parameters * 2
+    assert mapped_bytes(DEMO, other, "nf4", "float32", working=True) == 0
+
+
+def test_many_logits_cost_a_copy_of_the_head() -> None:
+    assert head_copy_bytes(DEMO, "float32", 16, on_card=False) == 0
+    assert head_copy_bytes(DEMO, "float32", 17, on_card=False) == 49_152 * 576 * 4
+    assert head_copy_bytes(DEMO, "float32", 17, on_card=True) == 0
+
+
+def night(rows: int, tokens: int, documents: int, quantization: str = "none", new: int = 32, context: int = 2048) -> int:
+    load = TaskLoad("t", "summarize", documents, documents * tokens * 4, (Asked(tokens * 4, tokens, (Question(tokens, 0, new),)),))
+    wish = Wish(quantization, "float32", context, rows=rows, loads=(load,), stored_dtype="float32")
+    return decide(DEMO, described(ram="32GiB"), wish).ram_peak_bytes
+
+
+@given(st.integers(1, 64), st.integers(16, 1900), st.integers(1, 500), st.integers(0, 64), st.integers(0, 500), st.integers(0, 100))
+def test_more_rows_tokens_or_documents_never_need_less(
+    rows: int, tokens: int, documents: int, more_rows: int, more_documents: int, more: int
+) -> None:
+    least = night(rows, tokens, documents)
+    assert night(rows + more_rows, tokens, documents) >= least
+    assert night(rows, tokens, documents + more_documents) >= least
+    assert night(rows, tokens, documents, new=32 + more) >= least
+
+
+def test_the_process_is_part_of_the_peak() -> None:
+    light = Wish("none", "float32", 512, process_bytes=100 * 2**20, stored_dtype="float32")
+    heavy = Wish("none", "float32", 512, process_bytes=900 * 2**20, stored_dtype="float32")
+    machine = described(ram="16GiB")
+    assert decide(DEMO, machine, heavy).ram_peak_bytes - decide(DEMO, machine, light).ram_peak_bytes == 800 * 2**20

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli.doctor import examine
+from pipeline.errors import StoppedEarly, WorkerDied
+from pipeline.run.resource_guard import Holds, Watch
+from tests.nights import ANight, documents
+
+FLOOR = 1 << 20
+
+
+def watch(tmp_path: Path, free_bytes: int) -> Watch:
+    return Watch(tmp_path, disk_floor_bytes=0, memory_floor_bytes=FLOOR, free_memory_bytes=lambda: free_bytes)
+
+
+@pytest.mark.parametrize("holds", ["nothing", "loading", "idle", "computing"])
+def test_enough_is_enough(tmp_path: Path, holds: Holds) -> None:
+    watch(tmp_path, FLOOR).check(holds)
+
+
+def test_a_worker_that_computes_gives_its_memory_back_first(tmp_path: Path) -> None:
+    short = watch(tmp_path, FLOOR - 1)
+    short.check("loading")
+    short = watch(tmp_path, FLOOR - 1)
+    with pytest.raises(WorkerDied, match=r"1\.0 MiB of memory are free, less than run\.keep_free_memory = 1\.0 MiB"):
+        short.check("computing")
+    with pytest.raises(StoppedEarly, match="close other programs"):  # looked at again at once
+        short.check("nothing")
+
+
+def test_memory_that_others_take_ends_the_run(tmp_path: Path) -> None:
+    for holds, words in (("nothing", "without a model in it"), ("idle", "with the model loaded")):
+        with pytest.raises(StoppedEarly, match=words):
+            watch(tmp_path, 0).check(holds)  # type: ignore[arg-type]  # two of its words
+
+
+def test_looks_are_a_second_apart(tmp_path: Path) -> None:
+    looks = []
+    seen = Watch(tmp_path, disk_floor_bytes=0, memory_floor_bytes=FLOOR, free_memory_bytes=lambda: looks.append(1) or FLOOR)  # type: ignore[func-returns-value]
+    for _ in range(100):
+        seen.check("computing")
+    assert len(looks) == 1
+
+
+def test_the_doctor_looks_at_the_floor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OVERNIGHT_BACKEND", "pipeline.testing.scripted_backend:ScriptedBackend")
+    night = ANight(tmp_path, documents(2))
+    for floor, level in (("0", {"ok", "warn"}), ("9999TB", {"stop"})):
+        (found,) = [finding for finding in examine(night.config, [f"run.keep_free_disk={floor}"]) if finding.name == "disk"]
+        assert found.level in level
+    assert "run.keep_free_disk" in found.sentence
+
+
+def test_a_disk_below_its_floor_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(StoppedEarly, match=r"less than run\.keep_free_disk"):
+        Watch(tmp_path, disk_floor_bytes=1 << 60, memory_floor_bytes=0).check("computing")
+    Watch(tmp_path, disk_floor_bytes=0, memory_floor_bytes=0).check("computing")

@@ -1,0 +1,73 @@
+"""How the runner keeps the worker supplied: counts of what is begun together, of commits, of loads. What comes of it: tests/bench."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from pipeline.records import Document, Origin, TaskJob
+from pipeline.run import runner
+from pipeline.run.work_queue import Pending
+from pipeline.tasks import Work
+from tests.nights import TASKS, ANight, documents
+
+
+class Silent:
+    """A task that is never worked on."""
+
+    job = TaskJob("t", "summarize", {})
+    notes: tuple[str, ...] = ()
+
+    def work(self, document: Document) -> Work:
+        raise NotImplementedError
+
+
+def pending(characters: int) -> Pending:
+    return Pending(Silent(), Document(f"d{characters}", "x" * characters, Origin("f", 1)))
+
+
+def test_works_are_begun_in_groups_of_bounded_size(monkeypatch: Any) -> None:
+    monkeypatch.setattr(runner, "_GROUP_CHARACTERS", 100)
+    short, huge = pending(10), pending(1000)
+    works = iter([short, short, short, short, huge, short, None, short])
+    groups = []
+    exhausted = False
+    while not exhausted:
+        group, exhausted = runner._next_group(works, 3)
+        groups.append([len(work.document.text) for work in group])
+    assert groups == [[10, 10, 10], [10, 1000], [10], [10]]
+
+
+def ask(night: ANight, query: str) -> Any:
+    with closing(sqlite3.connect(night.directory / "ledger.sqlite")) as ledger:
+        return ledger.execute(query).fetchone()
+
+
+def test_commits_are_counted_in_seconds_not_in_documents(tmp_path: Path) -> None:
+    night = ANight(tmp_path, documents(150, longest=3), [TASKS[0]], {"seconds": 0.004, "batch": 1})
+    done = night.run()
+    assert done.returncode == 0, done.stderr
+    results, commits = ask(night, "SELECT count(*), count(DISTINCT recorded_at) FROM results")
+    (seconds,) = ask(night, "SELECT ended_at - started_at FROM runs")
+    assert results == len({(row["id"], row["text"]) for row in night.rows})
+    assert commits <= seconds + 2
+    (waiting,) = ask(night, "SELECT json_extract(facts, '$.waiting') FROM runs")
+    times = json.loads(waiting)
+    assert 0 <= times["waited_seconds"] <= times["seconds"] <= seconds
+    assert "waited for work" in (night.directory / "report.md").read_text(encoding="utf-8")
+
+
+def test_a_finished_night_starts_no_worker(tmp_path: Path) -> None:
+    night = ANight(tmp_path, documents(3), [TASKS[0]])
+    assert night.run().returncode == 0
+    (night.directory / "worker.log").unlink()
+    assert night.run().returncode == 0
+    assert not (night.directory / "worker.log").exists()
+    assert night.loads() == 1
+    night.write_source(documents(4))
+    assert night.run().returncode == 0
+    assert night.loads() == 2
+    assert night.status()["tasks"]["topic"]["done"] == 4

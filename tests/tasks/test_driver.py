@@ -1,0 +1,187 @@
+"""Documents under way: nothing asked twice, recorded replies not asked again, failures end their document alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.errors import DocumentFailed
+from pipeline.records import Answer, Decode, Document, EncodedPrompt, Generation, Origin, Request, Step, TaskJob
+from pipeline.tasks import Work
+from pipeline.tasks.base import ask
+from pipeline.tasks.driver import Flight
+from pipeline.tasks.throughput_meter import Pace
+
+
+class Rounds:
+    """A task that asks ``rounds[i]`` questions in its i-th round and answers with all replies joined."""
+
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, rounds: Sequence[int], name: str = "t") -> None:
+        self.job = TaskJob(name, "summarize", {"rounds": list(rounds)})
+        self._rounds = rounds
+
+    def work(self, document: Document) -> Work:
+        seen: list[int] = []
+        for number, questions in enumerate(self._rounds):
+            steps = [Step(f"{number}/{index}", EncodedPrompt((number, index), 0, 1), Decode(4)) for index in range(questions)]
+            replies = yield from ask(steps)
+            seen += [token for reply in replies for token in reply.token_ids]
+        if not seen:
+            raise DocumentFailed("empty_answer", "nothing was asked")
+        return Answer(" ".join(map(str, seen)), "stop")
+
+
+class Broken(Rounds):
+    def work(self, document: Document) -> Work:
+        yield []
+        raise ZeroDivisionError("a fault of ours")
+
+
+def document(name: str = "d") -> Document:
+    return Document(name, "text", Origin("f", 1))
+
+
+def reply(request: Request, **changes: Any) -> Generation:
+    return Generation(request.request_id, token_ids=(request.ids[0] * 100 + request.ids[1],), seconds=0.5, **changes)
+
+
+@given(st.lists(st.integers(0, 7), min_size=1, max_size=4), st.integers(1, 5), st.integers(0, 10**6))
+def test_rounds_are_answered_in_order_whatever_the_order_of_replies(rounds: list[int], per_work: int, seed: int) -> None:
+    chance = random.Random(seed)
+    flight = Flight(per_work)
+    flight.begin(Rounds(rounds), document(), 1, {})
+    out: list[Request] = []
+    asked = 0
+    while len(flight):
+        fresh = flight.requests()
+        asked += len(fresh)
+        out += fresh
+        assert 0 < len(out) <= per_work
+        flight.receive([reply(out.pop(chance.randrange(len(out))))])
+    (outcome,) = flight.landed()
+    assert asked == sum(rounds)
+    expected = [number * 100 + index for number, questions in enumerate(rounds) for index in range(questions)]
+    if expected:
+        assert outcome.answer is not None
+        assert outcome.answer.value == " ".join(map(str, expected))
+        assert outcome.seconds == 0.5 * asked
+    else:
+        assert outcome.failure is not None
+        assert outcome.failure.kind == "empty_answer"
+
+
+@given(st.lists(st.integers(1, 6), min_size=2, max_size=4), st.integers(0, 20))
+def test_recorded_replies_are_not_asked_again(rounds: list[int], cut: int) -> None:
+    recorded: dict[str, Generation] = {}
+    flight = Flight(3)
+    flight.begin(Rounds(rounds), document(), 1, {})
+    for _ in range(cut):
+        if not len(flight):
+            break
+        for request in flight.requests():
+            recorded |= {kept.step.key: kept.generation for kept in flight.receive([reply(request)])}
+    resumed = Flight(3)
+    resumed.begin(Rounds(rounds), document(), 2, recorded)
+    asked = 0
+    while len(resumed):
+        for request in resumed.requests():
+            asked += 1
+            resumed.receive([reply(request)])
+    assert asked == sum(rounds) - len(recorded)
+    answer = resumed.landed()[0].answer
+    assert answer is not None
+    assert answer.value == " ".join(str(number * 100 + index) for number, questions in enumerate(rounds) for index in range(questions))
+
+
+def test_an_error_ends_its_document_at_once_and_no_other() -> None:
+    flight = Flight(8)
+    flight.begin(Rounds([5]), document("bad"), 3, {})
+    flight.begin(Rounds([1]), document("good"), 1, {})
+    requests = flight.requests()
+    flight.receive([reply(requests[1], error=("out_of_memory", "too big"), finish_reason="error")])
+    (bad,) = flight.landed()
+    assert bad.failure is not None
+    assert (bad.state, bad.failure.kind, bad.failure.attempt) == ("failed", "out_of_memory", 3)
+    assert sorted(flight.cancelled()) == [requests[0].request_id, *(request.request_id for request in requests[2:5])]
+    flight.receive([reply(request) for request in requests if request is not requests[1]])  # late replies are ignored
+    (good,) = flight.landed()
+    assert good.state == "done"
+    assert not len(flight)
+
+
+class Smaller(Rounds):
+    """Asks one question about everything; when it has no answer, two about less."""
+
+    def work(self, document: Document) -> Work:
+        try:
+            replies = yield from ask([Step("whole", EncodedPrompt((9, 9), 0, 1), Decode(4))])
+        except DocumentFailed as failure:
+            replies = yield from ask([Step(f"half/{index}", EncodedPrompt((1, index), 0, 1), Decode(4)) for index in range(2)])
+            return Answer(f"{failure.kind}: {len(replies)} halves", "stop")
+        return Answer("whole", "stop")
+
+
+def test_a_question_without_an_answer_may_be_asked_otherwise() -> None:
+    flight = Flight(4)
+    flight.begin(Smaller([]), document(), 1, {})
+    (whole,) = flight.requests()
+    flight.receive([reply(whole, error=("out_of_memory", "too big"), finish_reason="error")])
+    halves = flight.requests()
+    assert len(halves) == 2
+    flight.receive([reply(half, notes=("ran short of memory: smaller passes",)) for half in halves])
+    (outcome,) = flight.landed()
+    assert outcome.answer is not None
+    assert outcome.answer.value == "out_of_memory: 2 halves"
+    assert outcome.answer.notes == ("ran short of memory: smaller passes",)
+
+
+def test_a_fault_of_ours_fails_the_document_and_says_so() -> None:
+    flight = Flight(8)
+    flight.begin(Broken([1]), document(), 1, {})
+    (outcome,) = flight.landed()
+    assert outcome.failure is not None
+    assert outcome.failure.kind == "fault"
+    assert "ZeroDivisionError" in outcome.failure.message
+
+
+def test_suspects_are_those_that_were_computed() -> None:
+    flight = Flight(8)
+    for name in "abc":
+        flight.begin(Rounds([2]), document(name), 1, {})
+    requests = flight.requests()
+    by_name = {name: ("t", document(name).key) for name in "abc"}
+    assert flight.suspects([requests[0].request_id, requests[2].request_id]) == sorted([by_name["a"], by_name["b"]])
+    assert flight.suspects([]) == sorted(by_name.values())  # nothing known: all that were asked
+
+
+def test_the_pace_counts_parts_and_ends_at_nothing_left() -> None:
+    pace = Pace(8)
+    assert pace.eta_seconds is None
+    flight = Flight(8, pace)
+    flight.begin(Rounds([4]), document("a"), 1, {})  # four characters, no spans
+    flight.begin(Spans(), document("b"), 1, {})  # four characters, read twice over
+    requests = flight.requests()
+    flight.receive([reply(requests[-1], prompt_tokens=6)])
+    assert pace.eta_seconds is not None
+    assert pace.eta_seconds > 0
+    assert pace.tokens_per_second > 0
+    flight.receive([reply(request) for request in requests[:-1]])
+    assert pace.eta_seconds == 0
+
+
+class Spans(Rounds):
+    """Asks twice about the whole text."""
+
+    def __init__(self) -> None:
+        super().__init__([2], "spans")
+
+    def work(self, document: Document) -> Work:
+        steps = [Step(str(index), EncodedPrompt((9, index), 0, 1), Decode(4), (0, len(document.text))) for index in range(2)]
+        yield from ask(steps)
+        return Answer("read", "stop")
