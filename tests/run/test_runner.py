@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.records import Document, Origin, TaskJob
-from pipeline.run import runner
+from pipeline.run import runner, work_queue
 from pipeline.run.work_queue import Pending
 from pipeline.tasks import Work
 from tests.nights import TASKS, ANight, documents
@@ -30,7 +30,7 @@ def pending(characters: int) -> Pending:
 
 
 def test_works_are_begun_in_groups_of_bounded_size(monkeypatch: Any) -> None:
-    monkeypatch.setattr(runner, "_GROUP_CHARACTERS", 100)
+    monkeypatch.setattr(work_queue, "_GROUP_CHARACTERS", 100)
     short, huge = pending(10), pending(1000)
     works = iter([short, short, short, short, huge, short, None, short])
     groups = []
