@@ -1,7 +1,9 @@
-"""What the Prefect UI shows of a night: a progress artifact while it goes on, log lines, the report at its end.
+"""What the Prefect UI shows of a night: a progress artifact while it goes on, log lines, the report at its
+end.
 
-All of it is best effort. The run only leaves its latest progress here; a thread of its own talks to the server, so a server that is
-slow or gone neither slows nor stops the run. Outside a flow run nothing is shown and nothing is sent.
+All of it is best effort. The run only leaves its latest progress here; a thread of its own talks to the
+server, so a server that is slow or gone neither slows nor stops the run. Outside a flow run nothing is shown
+and nothing is sent.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ _PUBLISH_SECONDS = 15.0
 _REPORT_CHARACTERS = 200_000
 
 SERVER_ERRORS = (httpx.HTTPError, PrefectException, OSError, RuntimeError)
-"""What talking to a server that is gone, or came up wrong, raises (httpx says RuntimeError for a client that was closed)."""
+"""What talking to a server that is gone, or came up wrong, raises (httpx says RuntimeError for a client that
+was closed).
+"""
 
 
 def in_flow_run() -> bool:
@@ -75,7 +79,9 @@ class Board:
         self._complained = False
         self._logged = ("", 0.0)
         context = contextvars.copy_context()  # the thread sends in the name of this task run
-        self._thread = threading.Thread(target=context.run, args=(self._send_news,), name="progress", daemon=True)
+        self._thread = threading.Thread(
+            target=context.run, args=(self._send_news,), name="progress", daemon=True
+        )
 
     def __enter__(self) -> Self:
         if in_flow_run():
@@ -113,7 +119,11 @@ class Board:
             self._send(percent(progress), describe(self._kind, progress))
         except SERVER_ERRORS as error:
             if not (self._complained or self._closing.is_set()):
-                self._log.warning("The Prefect server does not take the run's progress (%s). The run goes on without showing it.", error)
+                self._log.warning(
+                    "The Prefect server does not take the run's progress (%s). The run goes on without "
+                    "showing it.",
+                    error,
+                )
             self._complained = True
 
     def _send(self, share: float, text: str) -> None:
@@ -147,11 +157,17 @@ def publish(kind: str, markdown: str) -> bool:
     log = get_run_logger()
     if len(markdown) > _REPORT_CHARACTERS:
         markdown = markdown[:_REPORT_CHARACTERS] + "\n\n… (the whole report is in the run directory)\n"
-    return _within(_PUBLISH_SECONDS, lambda: create_markdown_artifact(markdown, key=f"{kind}-report", description=f"Report of {kind}"), log)
+    return _within(
+        _PUBLISH_SECONDS,
+        lambda: create_markdown_artifact(markdown, key=f"{kind}-report", description=f"Report of {kind}"),
+        log,
+    )
 
 
 def _within(seconds: float, send: Callable[[], Any], log: _Log) -> bool:
-    """Call ``send`` in a thread and give up waiting after ``seconds``: the client's own retries may take minutes."""
+    """Call ``send`` in a thread and give up waiting after ``seconds``: the client's own retries may take
+    minutes.
+    """
     problems: list[str] = ["no answer"]
 
     def attempt() -> None:
@@ -161,9 +177,13 @@ def _within(seconds: float, send: Callable[[], Any], log: _Log) -> bool:
         except SERVER_ERRORS as error:
             problems[:] = [str(error) or type(error).__name__]
 
-    thread = threading.Thread(target=contextvars.copy_context().run, args=(attempt,), name="publish", daemon=True)
+    thread = threading.Thread(
+        target=contextvars.copy_context().run, args=(attempt,), name="publish", daemon=True
+    )
     thread.start()
     thread.join(seconds)
     if problems:
-        log.warning("The Prefect server does not take the report (%s). It lies in the run directory.", problems[0])
+        log.warning(
+            "The Prefect server does not take the report (%s). It lies in the run directory.", problems[0]
+        )
     return not problems

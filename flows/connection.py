@@ -15,10 +15,18 @@ def require_server() -> str:
     """The API's address. Raises UsageError when none is set or nothing answers there."""
     address: str | None = PREFECT_API_URL.value()
     if not address:
-        raise UsageError(f"PREFECT_API_URL is not set, so no server can schedule anything: start one with `{_START}`, then `{_SET}`")
+        raise UsageError(
+            f"PREFECT_API_URL is not set, so no server can schedule anything: start one with `{_START}`, "
+            f"then `{_SET}`"
+        )
     where = f"the Prefect server at {address}"
-    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True, httpx_settings={"timeout": 10}) as client:
+    with (
+        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+        get_client(sync_client=True, httpx_settings={"timeout": 10}) as client,
+    ):
         problem = client.api_healthcheck()
     if problem is not None:
-        raise UsageError(f"{where} does not answer ({problem}): start it with `{_START}`, or correct PREFECT_API_URL")
+        raise UsageError(
+            f"{where} does not answer ({problem}): start it with `{_START}`, or correct PREFECT_API_URL"
+        )
     return address

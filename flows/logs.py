@@ -1,4 +1,6 @@
-"""What a person reads in the log of a flow run: sentences. A user's mistake shows no traceback, libraries stay silent about routine."""
+"""What a person reads in the log of a flow run: sentences. A user's mistake shows no traceback, libraries
+stay silent about routine.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ _RUN_LOGGERS = ("prefect.flow_runs", "prefect.task_runs")
 
 
 def calm_logs() -> None:
-    """Make the loggers of flow and task runs write our own errors as their sentence. Harmless to call again."""
+    """Make the loggers of flow and task runs write our own errors as their sentence. Harmless to call
+    again.
+    """
     for name in _RUN_LOGGERS:
         logging.getLogger(name).addFilter(own_errors_as_sentences)
     for handler in logging.getLogger().handlers:
@@ -24,7 +28,9 @@ def calm_logs() -> None:
 
 
 def _outlive_the_reader(console: Console) -> None:
-    """Fall silent when whoever read the console's output is gone (a serving process that was killed), where rich would end the program."""
+    """Fall silent when whoever read the console's output is gone (a serving process that was killed), where
+    rich would end the program.
+    """
 
     def fall_silent() -> None:
         console.quiet = True
@@ -42,5 +48,7 @@ def own_errors_as_sentences(record: logging.LogRecord) -> bool:
 
 
 def warnings_or_prefect(record: logging.LogRecord) -> bool:
-    """Of everyone but Prefect, only warnings reach the console: a run raises the root level to INFO for its own log file."""
+    """Of everyone but Prefect, only warnings reach the console: a run raises the root level to INFO for its
+    own log file.
+    """
     return record.levelno >= logging.WARNING or record.name.startswith("prefect")

@@ -1,4 +1,5 @@
-"""One night, in plain functions: check the configuration, do the work of one kind of task, render the report. Knows nothing of Prefect.
+"""One night, in plain functions: check the configuration, do the work of one kind of task, render the report.
+Knows nothing of Prefect.
 
 What a stage gives to the next is small plain data, because a display may want to show it.
 """
@@ -14,7 +15,15 @@ from typing import Any, Literal
 
 from flows.turns import take_turn
 from pipeline.config import Config, load_config
-from pipeline.errors import EXIT_DONE, EXIT_SOME_FAILED, EXIT_STOPPED, AlreadyRunning, ConfigError, StoppedEarly, UsageError
+from pipeline.errors import (
+    EXIT_DONE,
+    EXIT_SOME_FAILED,
+    EXIT_STOPPED,
+    AlreadyRunning,
+    ConfigError,
+    StoppedEarly,
+    UsageError,
+)
 from pipeline.records import Progress
 from pipeline.results.report import build_report, render_markdown
 from pipeline.run.runner import RunResult, run
@@ -43,7 +52,9 @@ ended: ContextVar[Callable[[Ending], None]] = ContextVar("ended", default=lambda
 
 
 def check(kind: Kind, config: str, overrides: Sequence[str], limit: int | None) -> Facts:
-    """Refuse early what cannot work: an unreadable configuration, no task of this kind, a limit below one. Raises UsageError."""
+    """Refuse early what cannot work: an unreadable configuration, no task of this kind, a limit below one.
+    Raises UsageError.
+    """
     settings = load_config(config, overrides)
     names = [task.name for task in settings.tasks if task.kind == kind]
     if not names:
@@ -63,19 +74,25 @@ def work(
     observer: Callable[[Progress], None] = lambda _: None,
     patient: bool = False,
 ) -> Facts:
-    """Do what the run directory does not hold yet. ``patient``: see ``watching``. An early stop is no error; raises UsageError."""
+    """Do what the run directory does not hold yet. ``patient``: see ``watching``. An early stop is no error;
+    raises UsageError.
+    """
     settings = load_config(config, overrides)
     stop = StopSignal()
     try:
-        with watching(stop, patient=patient), stop.watch_deadline(settings.run.deadline), take_turn(settings.run.directory, kind) as turn:
+        with (
+            watching(stop, patient=patient),
+            stop.watch_deadline(settings.run.deadline),
+            take_turn(settings.run.directory, kind) as turn,
+        ):
             result = turn.when_free(lambda: _run(settings, kind, limit, observer, stop), observer, stop)
     except AlreadyRunning as error:
         return _facts(error.exit_code, "AlreadyRunning", f"Already running: {error}", settings.run.directory)
     except StoppedEarly as stopped:  # before the run itself began
         return _facts(stopped.exit_code, "StoppedEarly", _stopped(str(stopped)), settings.run.directory)
-    return _facts(result.exit_code, _NAMES.get(result.exit_code, "Failed"), _sentence(result), str(result.directory)) | {
-        "status": result.status.to_json()
-    }
+    return _facts(
+        result.exit_code, _NAMES.get(result.exit_code, "Failed"), _sentence(result), str(result.directory)
+    ) | {"status": result.status.to_json()}
 
 
 def report_markdown(run_directory: str) -> str:
@@ -95,15 +112,17 @@ def ending(facts: Facts) -> Ending:
 def watching(stop: StopSignal, *, patient: bool) -> Iterator[None]:
     """Turn SIGINT and SIGTERM into a wish to stop.
 
-    On a command line the second signal ends the process at once. A served run is told twice when its serving process is stopped (the
-    terminal's Ctrl-C reaches both, then the serving process passes on a SIGTERM), and whoever serves it kills it if it lingers: it is
-    ``patient`` and uses the time it has.
+    On a command line the second signal ends the process at once. A served run is told twice when its serving
+    process is stopped (the terminal's Ctrl-C reaches both, then the serving process passes on a SIGTERM), and
+    whoever serves it kills it if it lingers: it is ``patient`` and uses the time it has.
     """
     with stop.watch_signals(patient=patient):
         yield
 
 
-def _run(settings: Config, kind: Kind, limit: int | None, observer: Callable[[Progress], None], stop: StopSignal) -> RunResult:
+def _run(
+    settings: Config, kind: Kind, limit: int | None, observer: Callable[[Progress], None], stop: StopSignal
+) -> RunResult:
     return run(settings, limit=limit, kinds={kind}, observer=observer, stop=stop)
 
 
@@ -119,10 +138,15 @@ def _sentence(result: RunResult) -> str:
 
 
 def _stopped(reason: str) -> str:
-    return f"Stopped early ({reason}). What is done is recorded; run the same again and it goes on from there."
+    return (
+        f"Stopped early ({reason}). What is done is recorded; run the same again and it goes on from there."
+    )
 
 
 def _counts(result: RunResult) -> str:
     tasks = result.status.to_json()["tasks"]
-    counts = {name: ", ".join(f"{count:,} {state}" for state, count in states.items() if count) for name, states in tasks.items()}
+    counts = {
+        name: ", ".join(f"{count:,} {state}" for state, count in states.items() if count)
+        for name, states in tasks.items()
+    }
     return "; ".join(f"{name} {words}" for name, words in counts.items())

@@ -1,4 +1,6 @@
-"""The parameters that all flows take. Their bounds are checked by the server before a run is created, and shown as a form in its UI."""
+"""The parameters that all flows take. Their bounds are checked by the server before a run is created, and
+shown as a form in its UI.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Keeps a serving process alive while its server is away.
 
-Prefect's loops give up after three requests in a row without an answer. When the poll for work gives up, the serving process ends and
-takes the runs under way down with it: a server restarted at night would end the night. When the watch for cancellations gives up, it
-stays off, and no later run can be cancelled. Prefect has no setting for either, so the loop that both use is given a forgiving errand.
+Prefect's loops give up after three requests in a row without an answer. When the poll for work gives up, the
+serving process ends and takes the runs under way down with it: a server restarted at night would end the
+night. When the watch for cancellations gives up, it stays off, and no later run can be cancelled. Prefect has
+no setting for either, so the loop that both use is given a forgiving errand.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _log = logging.getLogger("prefect.overnight")
 
 
 def outlive_the_server() -> None:
-    """Make Prefect's loops in this process go on asking. A Prefect that is built otherwise is left as it is, said out loud."""
+    """Make Prefect's loops in this process go on asking. A Prefect that is built otherwise is left as it is,
+    said out loud.
+    """
     for place in PLACES:
         try:
             names = vars(importlib.import_module(place))
@@ -33,11 +36,18 @@ def outlive_the_server() -> None:
         if LOOP in names:
             names[LOOP] = patient_loop
         else:
-            _log.warning("This version of Prefect has no %s in %s: losing the server for a minute may end runs under way.", LOOP, place)
+            _log.warning(
+                "This version of Prefect has no %s in %s: losing the server for a minute may end runs "
+                "under way.",
+                LOOP,
+                place,
+            )
 
 
 async def patient_loop(workload: Callable[[], Awaitable[Any]], **options: Any) -> None:
-    """Prefect's loop, except that a server which does not answer is no reason to end; said once when it goes and once when it is back."""
+    """Prefect's loop, except that a server which does not answer is no reason to end; said once when it goes
+    and once when it is back.
+    """
     lost = False
 
     async def ask() -> None:
@@ -48,7 +58,10 @@ async def patient_loop(workload: Callable[[], Awaitable[Any]], **options: Any) -
             if isinstance(error, PrefectHTTPStatusError) and error.response.status_code < 500:
                 raise
             if not lost:
-                _log.warning("The Prefect server does not answer (%s). Runs under way go on; asking until it does.", error)
+                _log.warning(
+                    "The Prefect server does not answer (%s). Runs under way go on; asking until it does.",
+                    error,
+                )
             lost = True
         else:
             if lost:

@@ -1,4 +1,6 @@
-"""A flow as a script: arguments in, a temporary Prefect server beside it, the command line's exit codes out."""
+"""A flow as a script: arguments in, a temporary Prefect server beside it, the command line's exit codes
+out.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,15 @@ from pipeline.errors import EXIT_FAULT, OvernightError
 
 
 def main(flow: Callable[..., Any], kind: Kind, arguments: Sequence[str] | None = None) -> int:
-    """Run ``flow`` once. The exit code: 0 all done, 3 some documents failed, 2 wrong usage, 75 stopped early, 1 a fault of ours."""
+    """Run ``flow`` once. The exit code: 0 all done, 3 some documents failed, 2 wrong usage, 75 stopped early,
+    1 a fault of ours.
+    """
     asked = _parser(kind).parse_args(arguments)
     endings: list[Ending] = []
     night.ended.set(endings.append)
     try:
-        night.check(kind, asked.config, asked.overrides, asked.limit)  # before the seconds that a server takes
+        # before the seconds that a server takes
+        night.check(kind, asked.config, asked.overrides, asked.limit)
         _find_server()
         flow(config=asked.config, overrides=asked.overrides, limit=asked.limit)
     except OvernightError as error:
@@ -32,7 +37,10 @@ def main(flow: Callable[..., Any], kind: Kind, arguments: Sequence[str] | None =
         return error.exit_code
     except SERVER_ERRORS as error:
         if not endings:
-            print(f"overnight: Prefect failed: {error} `overnight run {asked.config}` needs no Prefect.", file=sys.stderr)
+            print(
+                f"overnight: Prefect failed: {error} `overnight run {asked.config}` needs no Prefect.",
+                file=sys.stderr,
+            )
             return EXIT_FAULT
         print(f"overnight: the Prefect server was lost ({error}); the run itself was not.", file=sys.stderr)
     except Abort:
@@ -42,9 +50,24 @@ def main(flow: Callable[..., Any], kind: Kind, arguments: Sequence[str] | None =
 
 
 def _parser(kind: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=f"python flows/{kind}.py", description=f"Run the flow {kind} once, with a temporary server.")
-    parser.add_argument("config", nargs="?", default="configs/demo.yaml", metavar="CONFIG", help="the YAML configuration (%(default)s)")
-    parser.add_argument("--set", dest="overrides", action="append", default=[], metavar="A.B=C", help="override a key; may be repeated")
+    parser = argparse.ArgumentParser(
+        prog=f"python flows/{kind}.py", description=f"Run the flow {kind} once, with a temporary server."
+    )
+    parser.add_argument(
+        "config",
+        nargs="?",
+        default="configs/demo.yaml",
+        metavar="CONFIG",
+        help="the YAML configuration (%(default)s)",
+    )
+    parser.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="A.B=C",
+        help="override a key; may be repeated",
+    )
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N documents")
     return parser
 

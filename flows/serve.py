@@ -1,6 +1,8 @@
-"""Serves the flows as the deployments ``summarize/overnight`` and ``label/overnight``: ``python -m flows.serve``.
+"""Serves the flows as the deployments ``summarize/overnight`` and ``label/overnight``: ``python -m
+flows.serve``.
 
-The serving process starts each run in a process of its own, in this working directory, and passes cancellations on to it.
+The serving process starts each run in a process of its own, in this working directory, and passes
+cancellations on to it.
 """
 
 from __future__ import annotations
@@ -39,11 +41,15 @@ _LOCALTIME = Path("/etc/localtime")
 def deployments(config: str, cron: str | None, timezone: str) -> list[RunnerDeployment]:
     """Both deployments. Raises UsageError for a schedule that is none."""
     if timezone not in zoneinfo.available_timezones():
-        raise UsageError(f"--timezone {timezone!r} is not a time zone; write for example Europe/Berlin or UTC")
+        raise UsageError(
+            f"--timezone {timezone!r} is not a time zone; write for example Europe/Berlin or UTC"
+        )
     try:
         schedule: Schedule | None = Cron(cron, timezone=timezone) if cron else None
     except ValueError as error:
-        raise UsageError(f"--cron {cron!r} is not a schedule: {error}. Write five fields, for example {_CRON!r}") from None
+        raise UsageError(
+            f"--cron {cron!r} is not a schedule: {error}. Write five fields, for example {_CRON!r}"
+        ) from None
     return [_deployment(flow, config, schedule) for flow in (summarize, label)]
 
 
@@ -52,7 +58,8 @@ def _deployment(flow: Flow[Any, Any], config: str, schedule: Schedule | None) ->
         name=NAME,
         schedule=schedule,
         parameters={"config": config},
-        description=f"{flow.name.capitalize()} what the configuration's source holds, every night; goes on where it stopped.",
+        description=f"{flow.name.capitalize()} what the configuration's source holds, every night; goes "
+        f"on where it stopped.",
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
     assert isinstance(deployment, RunnerDeployment)  # a coroutine only where an event loop runs
@@ -65,12 +72,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         load_config(asked.config)
         address = require_server()
-        _serve(deployments(asked.config, asked.cron if asked.cron != "none" else None, asked.timezone), asked, address)
+        _serve(
+            deployments(asked.config, asked.cron if asked.cron != "none" else None, asked.timezone),
+            asked,
+            address,
+        )
     except OvernightError as error:
         print(f"overnight: {error}", file=sys.stderr)
         return error.exit_code
     except (httpx.HTTPError, PrefectException) as error:
-        print(f"overnight: the Prefect server was lost while serving began or ended ({error}); no run is harmed.", file=sys.stderr)
+        print(
+            f"overnight: the Prefect server was lost while serving began or ended ({error}); no run is "
+            f"harmed.",
+            file=sys.stderr,
+        )
     return EXIT_DONE
 
 
@@ -80,7 +95,8 @@ def _serve(served: list[RunnerDeployment], asked: argparse.Namespace, address: s
     for deployment in served:
         runner.add_deployment(deployment)
     print("\n".join(_announcement(served, asked, address)), flush=True)
-    signal.signal(signal.SIGINT, runner.handle_sigterm)  # Ctrl-C, too, waits for the runs to stop; by itself it would kill them
+    # Ctrl-C, too, waits for the runs to stop; by itself it would kill them
+    signal.signal(signal.SIGINT, runner.handle_sigterm)
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(runner.start())
     print("Stopped serving; the schedules rest until it is started again.", file=sys.stderr)
@@ -93,19 +109,33 @@ def _announcement(served: list[RunnerDeployment], asked: argparse.Namespace, add
     lines += [f"  {name}" for name in names]
     lines += ["Start one now, from another terminal:"]
     lines += [f"  prefect deployment run {name}" for name in names]
-    return [*lines, "Keep this process running; Ctrl-C ends it, and with it the runs it started (they go on when started again)."]
+    return [
+        *lines,
+        (
+            "Keep this process running; Ctrl-C ends it, and with it the runs it started (they go on when "
+            "started again)."
+        ),
+    ]
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m flows.serve", description="Serve the flows to a Prefect server, every night.")
-    parser.add_argument("--config", default="configs/demo.yaml", help="the configuration that scheduled runs use (%(default)s)")
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.serve", description="Serve the flows to a Prefect server, every night."
+    )
+    parser.add_argument(
+        "--config",
+        default="configs/demo.yaml",
+        help="the configuration that scheduled runs use (%(default)s)",
+    )
     parser.add_argument("--cron", default=_CRON, help="when both start, or 'none' (%(default)s)")
     parser.add_argument("--timezone", default=local_timezone(), help="of the schedule (%(default)s)")
     return parser
 
 
 def local_timezone() -> str:
-    """IANA name of this machine's time zone, as far as it tells; else UTC. Prefect takes schedules in UTC unless told."""
+    """IANA name of this machine's time zone, as far as it tells; else UTC. Prefect takes schedules in UTC
+    unless told.
+    """
     linked = str(_LOCALTIME.resolve()).rpartition("zoneinfo/")[2]
     known = zoneinfo.available_timezones()
     return next((name for name in (os.environ.get("TZ", "").lstrip(":"), linked) if name in known), "UTC")

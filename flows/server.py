@@ -1,9 +1,10 @@
 """A temporary Prefect server, for a flow that is started by hand where no server is set.
 
-Prefect would start one by itself, but in this terminal's process group, where Ctrl-C ends it before the flow could report how it
-stopped (the client then waits for it for minutes), and with our standard error, into which its background services write tracebacks
-at ERROR level that concern nobody: failed telemetry, "database is locked", connections cancelled at its end. Ours has a session and
-a log file of its own, sends no telemetry, and ends with us.
+Prefect would start one by itself, but in this terminal's process group, where Ctrl-C ends it before the flow
+could report how it stopped (the client then waits for it for minutes), and with our standard error, into
+which its background services write tracebacks at ERROR level that concern nobody: failed telemetry, "database
+is locked", connections cancelled at its end. Ours has a session and a log file of its own, sends no
+telemetry, and ends with us.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ _GRACE_SECONDS = 5
 
 
 def start_temporary_server() -> str:
-    """Start a server and make it the one this process talks to, to its end. Returns the API's address; raises OvernightError."""
+    """Start a server and make it the one this process talks to, to its end. Returns the API's address; raises
+    OvernightError.
+    """
     stack = ExitStack()
     # Registered before Prefect registers that it sends its last events and logs, so called after that.
     atexit.register(stack.close)
@@ -42,7 +45,14 @@ def start_temporary_server() -> str:
     print("Starting a temporary Prefect server (`overnight run` needs none) …", file=sys.stderr, flush=True)
     with log.open("wb") as output:
         command = [sys.executable, "-m", "flows.server", str(port)]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True, env=_environment())
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            env=_environment(),
+        )
     stack.callback(_end, process)
     _wait_until_healthy(process, address, log)
     stack.enter_context(temporary_settings({PREFECT_API_URL: address}))
@@ -57,21 +67,30 @@ def _no_link(record: logging.LogRecord) -> bool:
 
 def _environment() -> dict[str, str]:
     settings = get_current_settings().to_environment_variables(exclude_unset=True)
-    return {**os.environ, **settings, "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return {
+        **os.environ,
+        **settings,
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+    }
 
 
 def _wait_until_healthy(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
     until = time.monotonic() + _STARTUP_SECONDS
     while time.monotonic() < until:
         if process.poll() is not None:
-            raise OvernightError(f"the temporary Prefect server ended with exit code {process.returncode}; its log is {log}")
+            raise OvernightError(
+                f"the temporary Prefect server ended with exit code {process.returncode}; its log is {log}"
+            )
         try:
             if httpx.get(f"{address}/health", timeout=5).is_success:
                 return
         except httpx.TransportError:
             pass  # not yet
         time.sleep(0.1)
-    raise OvernightError(f"the temporary Prefect server did not come up within {_STARTUP_SECONDS} s; its log is {log}")
+    raise OvernightError(
+        f"the temporary Prefect server did not come up within {_STARTUP_SECONDS} s; its log is {log}"
+    )
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -93,12 +112,16 @@ def _free_port() -> int:
 
 
 def main() -> None:
-    """The server's process: serve on the port given until told to stop, or until whoever started it is gone."""
+    """The server's process: serve on the port given until told to stop, or until whoever started it is
+    gone.
+    """
     import uvicorn
     from prefect.server.api.server import create_app
 
     threading.Thread(target=_stop_with_parent, daemon=True).start()
-    uvicorn.run(create_app(ephemeral=True, final=True), host="127.0.0.1", port=int(sys.argv[1]), log_level="error")
+    uvicorn.run(
+        create_app(ephemeral=True, final=True), host="127.0.0.1", port=int(sys.argv[1]), log_level="error"
+    )
 
 
 def _stop_with_parent() -> None:

@@ -1,7 +1,8 @@
 """The stages of a night as Prefect tasks, and the body that all flows share.
 
-Prefect only displays: no caching (its cache would pickle inputs and never hit), no persisted results, no retries and no concurrency
-limits (their leases kill healthy runs); the run directory's lock and ledger do that work.
+Prefect only displays: no caching (its cache would pickle inputs and never hit), no persisted results, no
+retries and no concurrency limits (their leases kill healthy runs); the run directory's lock and ledger do
+that work.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def publish_report(kind: Kind, run_directory: str) -> bool:
 
 
 def through_the_night(kind: Kind, config: str, overrides: Sequence[str], limit: int | None) -> State[Any]:
-    """The body of every flow. The state's name says how the night ended; a user's mistake is a failure with its sentence."""
+    """The body of every flow. The state's name says how the night ended; a user's mistake is a failure with
+    its sentence.
+    """
     calm_logs()
     try:
         check_configuration(kind, config, overrides, limit)
@@ -53,5 +56,6 @@ def through_the_night(kind: Kind, config: str, overrides: Sequence[str], limit: 
     if end.name != "AlreadyRunning":
         publish_report(kind, facts["run_directory"])
     if board.is_being_cancelled():
-        raise Abort("cancelled")  # the server takes no ending of ours for a cancelled run; the serving process writes it
+        # the server takes no ending of ours for a cancelled run; the serving process writes it
+        raise Abort("cancelled")
     return Completed(name=end.name, message=end.message, data=facts)

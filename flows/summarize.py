@@ -1,4 +1,6 @@
-"""The flow ``summarize``. As a script, ``python flows/summarize.py [CONFIG] [--set A.B=C] [--limit N]``, it brings a temporary server."""
+"""The flow ``summarize``. As a script, ``python flows/summarize.py [CONFIG] [--set A.B=C] [--limit N]``, it
+brings a temporary server.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,13 @@ from flows.stages import through_the_night
 
 
 @flow(name="summarize", persist_result=False, retries=0)
-def summarize(config: ConfigPath = "configs/demo.yaml", overrides: Overrides = [], limit: Limit = None) -> State[Any]:  # noqa: B006  # the UI's form shows it
-    """Write a summary of every document in the configuration's source that has no answer yet. Started again, it goes on from there.
+def summarize(
+    config: ConfigPath = "configs/demo.yaml",
+    overrides: Overrides = [],  # noqa: B006  # the form in the web page shows it
+    limit: Limit = None,
+) -> State[Any]:
+    """Write a summary of every document in the configuration's source that has no answer yet. Started again,
+    it goes on from there.
 
     Args:
         config: Path of the YAML configuration, as seen from where `python -m flows.serve` was started.

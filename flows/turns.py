@@ -1,7 +1,9 @@
-"""Whose turn it is in a run directory: flows of different kinds wait for each other, a second flow of the same kind does not start.
+"""Whose turn it is in a run directory: flows of different kinds wait for each other, a second flow of the
+same kind does not start.
 
-Both deployments may be scheduled for the same hour over the same run directory, which only one process can hold. The turns are
-file locks beside the run's own lock, so they go with their holder's death and need no server.
+Both deployments may be scheduled for the same hour over the same run directory, which only one process can
+hold. The turns are file locks beside the run's own lock, so they go with their holder's death and need no
+server.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from pipeline.system.run_directory import RunDirectory
 from pipeline.system.stop_signal import StopSignal
 
 _Result = TypeVar("_Result")
-KINDS: tuple[str, ...] = tuple(kind for task in (SummarizeTask, LabelTask) for kind in get_args(task.model_fields["kind"].annotation))
+KINDS: tuple[str, ...] = tuple(
+    kind for task in (SummarizeTask, LabelTask) for kind in get_args(task.model_fields["kind"].annotation)
+)
 _POLL_SECONDS = 1.0
 
 
@@ -32,8 +36,12 @@ class Turn:
         self._directory = directory
         self._kind = kind
 
-    def when_free(self, start: Callable[[], _Result], observer: Callable[[Progress], None], stop: StopSignal) -> _Result:
-        """Call ``start``, again and again while a flow of another kind holds the run. Raises AlreadyRunning when anything else holds it."""
+    def when_free(
+        self, start: Callable[[], _Result], observer: Callable[[Progress], None], stop: StopSignal
+    ) -> _Result:
+        """Call ``start``, again and again while a flow of another kind holds the run. Raises AlreadyRunning
+        when anything else holds it.
+        """
         alone = False
         while True:
             try:
@@ -44,7 +52,9 @@ class Turn:
                     raise
                 alone = holder is None  # it may have ended between our try and our look: try once more
             if holder:
-                observer(Progress("reading", message=f"waiting for the {holder} run in {self._directory} to end"))
+                observer(
+                    Progress("reading", message=f"waiting for the {holder} run in {self._directory} to end")
+                )
                 time.sleep(_POLL_SECONDS)
             stop.check()
 
@@ -70,7 +80,9 @@ def take_turn(directory: str, kind: str) -> Iterator[Turn]:
     try:
         lock.acquire()
     except Timeout:
-        raise AlreadyRunning(f"another {kind} run is at work in {place.path}; wait for it, or stop it") from None
+        raise AlreadyRunning(
+            f"another {kind} run is at work in {place.path}; wait for it, or stop it"
+        ) from None
     try:
         yield Turn(place.path, kind)
     finally:

@@ -1,4 +1,6 @@
-"""The configuration: pydantic models of the YAML file. Unknown keys are refused, wrong values named with their place."""
+"""The configuration: pydantic models of the YAML file. Unknown keys are refused, wrong values named with
+their place.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,17 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from pipeline.errors import ConfigError
 from pipeline.system.units import parse_bytes
@@ -25,7 +37,9 @@ class _Section(BaseModel):
 class ModelConfig(_Section):
     """Which model, and in which numbers."""
 
-    id: str = Field(min_length=1, description="Hub id, local folder, or the packaged demo model smollm2-135m-instruct")
+    id: str = Field(
+        min_length=1, description="Hub id, local folder, or the packaged demo model smollm2-135m-instruct"
+    )
     revision: str | None = None
     quantization: Literal["none", "int8", "nf4"] = "nf4"
     trust_remote_code: bool = False
@@ -48,18 +62,26 @@ class ModelConfig(_Section):
 class StoreConfig(_Section):
     """Caches that outlive the process."""
 
-    path: str | None = Field(None, description="folder of the store, which runs may share; null: inside the run directory")
-    quota: ByteSize = Field(20 * 10**9, description="the most bytes on the disk, of all runs that use this store; 0: no store")
+    path: str | None = Field(
+        None, description="folder of the store, which runs may share; null: inside the run directory"
+    )
+    quota: ByteSize = Field(
+        20 * 10**9, description="the most bytes on the disk, of all runs that use this store; 0: no store"
+    )
     keep_free: ByteSize = Field(2**30, description="bytes that always stay free on the disk")
     documents: Literal["auto", "always", "never"] = Field(
         "auto",
-        description="whose caches are kept: auto, documents about which this run has further questions; always, every document, for "
+        description="whose caches are kept: auto, documents about which this run has further questions; "
+        "always, every document, for "
         "tasks that are added later; never",
     )
     format: Literal["as_computed", "fp16", "bf16", "int8", "int4"] = Field(
-        "as_computed", description="how keys and values are stored; all but as_computed are smaller and may change answers"
+        "as_computed",
+        description="how keys and values are stored; all but as_computed are smaller and may change answers",
     )
-    checkpoint_seconds: float = Field(10, gt=0, description="work on a long document is saved about so often; what a crash can cost")
+    checkpoint_seconds: float = Field(
+        10, gt=0, description="work on a long document is saved about so often; what a crash can cost"
+    )
 
     @field_validator("path")
     @classmethod
@@ -70,7 +92,9 @@ class StoreConfig(_Section):
             try:
                 Path(value).expanduser()
             except RuntimeError:
-                raise ValueError(f"the home directory of {Path(value).parts[0]} is not known here; write the whole path") from None
+                raise ValueError(
+                    f"the home directory of {Path(value).parts[0]} is not known here; write the whole path"
+                ) from None
         return value
 
 
@@ -79,11 +103,15 @@ class KvCacheConfig(_Section):
 
     placement: Literal["auto", "device", "offloaded", "disk", "quantized"] = Field(
         "auto",
-        description="while a batch runs: offloaded, in host memory, layer by layer; disk, layer by layer from files in the run directory; "
-        "quantized, on the device in 8-bit floating point, which may change answers; auto never takes quantized",
+        description="while a batch runs: offloaded, in host memory, layer by layer; disk, layer by layer "
+        "from files in the run directory; "
+        "quantized, on the device in 8-bit floating point, which may change answers; auto never takes "
+        "quantized",
     )
     lossy_last_resort: bool = Field(
-        False, description="a document that does not fit in memory otherwise may be read with quantized keys and values"
+        False,
+        description="a document that does not fit in memory otherwise may be read with quantized keys and "
+        "values",
     )
     store: StoreConfig = StoreConfig()
 
@@ -103,12 +131,16 @@ class SourceConfig(_Section):
     format: Literal["auto", "jsonl", "json", "parquet", "csv", "tsv", "text", "hub", "saved"] = "auto"
     id_field: str = "id"
     text_field: str = "text"
-    records_field: str | None = Field(None, description="in a .json file, the key that holds the list of records")
+    records_field: str | None = Field(
+        None, description="in a .json file, the key that holds the list of records"
+    )
     subset: str | None = Field(None, description="configuration name of a Hub dataset")
     split: str = "train"
     revision: str | None = None
     group_by: GroupConfig | None = None
-    max_rejects: int = Field(1000, ge=0, description="more rejected rows than this stop the run before the model is asked")
+    max_rejects: int = Field(
+        1000, ge=0, description="more rejected rows than this stop the run before the model is asked"
+    )
 
     @field_validator("group_by", mode="before")
     @classmethod
@@ -116,7 +148,9 @@ class SourceConfig(_Section):
         return {"field": value} if isinstance(value, str) else value
 
     def anywhere(self) -> SourceConfig:
-        """The same source with local paths made absolute, for commands that are run from another folder later."""
+        """The same source with local paths made absolute, for commands that are run from another folder
+        later.
+        """
         return self.model_copy(update={"path": [_absolute(path) for path in self.paths]})
 
     @property
@@ -127,9 +161,15 @@ class SourceConfig(_Section):
 
 class _Task(_Section):
     name: str
-    instructions: str | None = Field(None, description="text, or a Jinja2 template over the document's fields")
-    system: str | None = Field(None, description="a system message; folded into the first user turn where the template has none")
-    chunk_tokens: int | None = Field(None, ge=32, description="document tokens a part, for documents that do not fit in one prompt")
+    instructions: str | None = Field(
+        None, description="text, or a Jinja2 template over the document's fields"
+    )
+    system: str | None = Field(
+        None, description="a system message; folded into the first user turn where the template has none"
+    )
+    chunk_tokens: int | None = Field(
+        None, ge=32, description="document tokens a part, for documents that do not fit in one prompt"
+    )
     overlap_tokens: int = Field(0, ge=0)
     max_parts: int = Field(1000, ge=1, description="a document that needs more parts fails as too_long")
 
@@ -137,7 +177,9 @@ class _Task(_Section):
     @classmethod
     def _plain_name(cls, value: str) -> str:
         if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,63}", value):
-            raise ValueError(f"{value!r} is not a task name: a letter, then letters, digits, - and _, at most 64")
+            raise ValueError(
+                f"{value!r} is not a task name: a letter, then letters, digits, - and _, at most 64"
+            )
         if value == "id":
             raise ValueError("'id' is taken: the export has a column of that name")
         return value
@@ -145,7 +187,9 @@ class _Task(_Section):
     @model_validator(mode="after")
     def _overlap_is_smaller(self) -> _Task:
         if self.chunk_tokens is not None and self.overlap_tokens * 2 > self.chunk_tokens:
-            raise ValueError(f"overlap_tokens {self.overlap_tokens} is more than half of chunk_tokens {self.chunk_tokens}")
+            raise ValueError(
+                f"overlap_tokens {self.overlap_tokens} is more than half of chunk_tokens {self.chunk_tokens}"
+            )
         return self
 
 
@@ -162,7 +206,11 @@ class ShownExample(_Section):
 
     text: str = Field(min_length=1)
     label: str
-    id: str | None = Field(None, min_length=1, description="of the document it was taken from, so that it is not scored against gold")
+    id: str | None = Field(
+        None,
+        min_length=1,
+        description="of the document it was taken from, so that it is not scored against gold",
+    )
 
 
 _ExamplesKey = Annotated[
@@ -176,27 +224,48 @@ class LabelTask(_Task):
 
     kind: Literal["label"]
     labels: dict[str, str | None]
-    label_names: Literal["as_written", "spaced"] = Field("as_written", description="how the model reads them; exports keep the names")
-    cue: str | None = Field(None, min_length=1, description="how the model's reply begins, before the label; null: as found best")
+    label_names: Literal["as_written", "spaced"] = Field(
+        "as_written", description="how the model reads them; exports keep the names"
+    )
+    cue: str | None = Field(
+        None, min_length=1, description="how the model's reply begins, before the label; null: as found best"
+    )
     multi: bool = False
     examples: _ExamplesKey | None = Field(
         None, description="shown to the model: a file with id, text and label, or a list of text and label"
     )
     gold: str | None = Field(
-        None, description="a file with id and label to calibrate by after the run; of its texts examples_per_label are shown to the model"
+        None,
+        description="a file with id and label to calibrate by after the run; of its texts "
+        "examples_per_label are shown to the model",
     )
     label_field: str = Field("label", min_length=1, description="the column of the label in these files")
     examples_per_label: int | None = Field(None, ge=1)
-    examples_tokens: int = Field(1024, ge=16, description="texts of all examples together; longer ones are cut")
+    examples_tokens: int = Field(
+        1024, ge=16, description="texts of all examples together; longer ones are cut"
+    )
     examples_seed: int = 0
     long_documents: Literal["aggregate", "fail", "truncate"] = "aggregate"
-    abstain_below: float | None = Field(None, ge=0, le=1, description="below this probability the answer is null")
-    target_accuracy: float | None = Field(None, gt=0, lt=1, description="abstain so that the rest is right this often; needs gold")
-    calibration: Literal["auto", "none"] = Field(
-        "auto", description="auto: every label is scored, and answers are calibrated over the run's documents or by gold labels"
+    abstain_below: float | None = Field(
+        None, ge=0, le=1, description="below this probability the answer is null"
     )
-    expected_shares: dict[str, float] | None = Field(None, description="how frequent each label is expected to be; null: no assumption")
-    score_tolerance: float = Field(0.001, ge=0, lt=0.5, description="with calibration none: how far a probability may be off to save work")
+    target_accuracy: float | None = Field(
+        None, gt=0, lt=1, description="abstain so that the rest is right this often; needs gold"
+    )
+    calibration: Literal["auto", "none"] = Field(
+        "auto",
+        description="auto: every label is scored, and answers are calibrated over the run's documents or "
+        "by gold labels",
+    )
+    expected_shares: dict[str, float] | None = Field(
+        None, description="how frequent each label is expected to be; null: no assumption"
+    )
+    score_tolerance: float = Field(
+        0.001,
+        ge=0,
+        lt=0.5,
+        description="with calibration none: how far a probability may be off to save work",
+    )
 
     @field_validator("labels", mode="before")
     @classmethod
@@ -204,11 +273,15 @@ class LabelTask(_Task):
         if isinstance(value, list):
             if any(isinstance(name, list | dict) for name in value):
                 raise ValueError("a label is a word or a few; a list or a mapping is none")
-            value = dict.fromkeys(value) if len(set(map(str, value))) == len(value) else _refuse_repeated(value)
+            value = (
+                dict.fromkeys(value) if len(set(map(str, value))) == len(value) else _refuse_repeated(value)
+            )
         if isinstance(value, dict):  # YAML reads yes, no and 1 as booleans and numbers
             wrong = [name for name in value if not isinstance(name, str)]
             if wrong:
-                raise ValueError(f"label {wrong[0]!r} was read as {type(wrong[0]).__name__}; put it in quotes")
+                raise ValueError(
+                    f"label {wrong[0]!r} was read as {type(wrong[0]).__name__}; put it in quotes"
+                )
         return value
 
     @field_validator("labels")
@@ -224,7 +297,9 @@ class LabelTask(_Task):
             first = folded.setdefault(unicodedata.normalize("NFC", shown.casefold()), name)
             if first != name:
                 how = "case" if first.casefold() == shown.casefold() else "how their accents are encoded"
-                raise ValueError(f"labels {first!a} and {name!a} differ only in {how}; a reader cannot tell them apart")
+                raise ValueError(
+                    f"labels {first!a} and {name!a} differ only in {how}; a reader cannot tell them apart"
+                )
         return value
 
     @model_validator(mode="after")
@@ -239,23 +314,40 @@ class LabelTask(_Task):
         for name, shown in self.read_names.items():
             first = folded.setdefault(shown.casefold(), name)
             if first != name:
-                raise ValueError(f"labels {first!r} and {name!r} are both read as {shown!r}; rename one, or set label_names: as_written")
+                raise ValueError(
+                    f"labels {first!r} and {name!r} are both read as {shown!r}; rename one, or set "
+                    f"label_names: as_written"
+                )
         return self
 
     @model_validator(mode="after")
     def _examples_make_sense(self) -> LabelTask:
         if self.examples is not None and self.examples_per_label is not None:
-            raise ValueError("examples are given and examples_per_label asks to draw them: keep one of the two keys")
+            raise ValueError(
+                "examples are given and examples_per_label asks to draw them: keep one of the two keys"
+            )
         if self.examples_per_label is not None and self.gold is None:
             raise ValueError("examples_per_label needs gold, the file that the examples are drawn from")
-        if self.gold is not None and self.examples_per_label is None and self.calibration == "none" and self.target_accuracy is None:
-            raise ValueError("gold is read to calibrate by, which calibration: none leaves out: drop one of the two keys")
+        if (
+            self.gold is not None
+            and self.examples_per_label is None
+            and self.calibration == "none"
+            and self.target_accuracy is None
+        ):
+            raise ValueError(
+                "gold is read to calibrate by, which calibration: none leaves out: drop one of the two keys"
+            )
         if self.multi and (self.examples is not None or self.examples_per_label is not None):
             raise ValueError("examples cannot be shown with multi: true; they hold one label each")
         if self.target_accuracy is not None and self.gold is None:
-            raise ValueError("target_accuracy needs gold, a file with true labels to set the threshold by; or use abstain_below")
+            raise ValueError(
+                "target_accuracy needs gold, a file with true labels to set the threshold by; or use "
+                "abstain_below"
+            )
         if self.target_accuracy is not None and self.abstain_below is not None:
-            raise ValueError("target_accuracy and abstain_below both set the threshold: keep one of the two keys")
+            raise ValueError(
+                "target_accuracy and abstain_below both set the threshold: keep one of the two keys"
+            )
         return self
 
     @model_validator(mode="after")
@@ -270,27 +362,40 @@ class LabelTask(_Task):
         return {name: _spaced(name) if self.label_names == "spaced" else name for name in self.labels}
 
     def anywhere(self) -> LabelTask:
-        """The same task with the paths of its files made absolute, for commands that are run from another folder later."""
+        """The same task with the paths of its files made absolute, for commands that are run from another
+        folder later.
+        """
         files = {"gold": self.gold, "examples": self.examples}
-        return self.model_copy(update={key: _absolute(path) for key, path in files.items() if isinstance(path, str)})
+        return self.model_copy(
+            update={key: _absolute(path) for key, path in files.items() if isinstance(path, str)}
+        )
 
 
 def _check_shares(shares: Mapping[str, float], labels: Collection[str], *, multi: bool) -> None:
-    """Everything that calibration asks of shares, so that it cannot fail on them at the end of a night. Raises ValueError."""
+    """Everything that calibration asks of shares, so that it cannot fail on them at the end of a night.
+    Raises ValueError.
+    """
     unknown, missing = sorted(set(shares) - set(labels)), [label for label in labels if label not in shares]
     if unknown:
         raise ValueError(f"expected_shares names {unknown[0]!r}, which is none of the labels")
     if missing:
-        raise ValueError(f"expected_shares lacks {missing[0]!r}: give the share of every label, {len(labels)} in all")
+        raise ValueError(
+            f"expected_shares lacks {missing[0]!r}: give the share of every label, {len(labels)} in all"
+        )
     for label, share in shares.items():
         if not (math.isfinite(share) and 0 < share < 1):
-            raise ValueError(f"expected_shares: the share of {label!r}, {share}, is not between 0 and 1; a label without one is no label")
+            raise ValueError(
+                f"expected_shares: the share of {label!r}, {share}, is not between 0 and 1; a label "
+                f"without one is no label"
+            )
     if not multi and abs(sum(shares.values()) - 1) > 0.01:
         raise ValueError(f"expected_shares add up to {sum(shares.values()):.3f}, not to 1")
 
 
 def _spaced(name: str) -> str:
-    """``card_arrival``, ``card-arrival`` and ``cardArrival`` as words; capitals stay, and names such as iPhone."""
+    """``card_arrival``, ``card-arrival`` and ``cardArrival`` as words; capitals stay, and names such as
+    iPhone.
+    """
     parted = re.sub(r"(?<=[a-z]{2})(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z]{2})", " ", re.sub(r"[_-]+", " ", name))
     return " ".join(parted.split()) or name
 
@@ -328,23 +433,34 @@ class EngineConfig(_Section):
 
     decoder: Literal["auto", "overnight", "transformers", "continuous"] = Field(
         "auto",
-        description="who decodes: overnight (packed passes), transformers (generate on static batches), continuous (its generate_batch); "
+        description="who decodes: overnight (packed passes), transformers (generate on static batches), "
+        "continuous (its generate_batch); "
         "auto: what was measured fastest on this device, else overnight",
     )
     batch_rows: int | None = Field(None, ge=1, description="rows a batch; null: from memory")
-    batch_tokens: int | None = Field(None, ge=128, description="rows x longest row of a batch; null: from memory")
+    batch_tokens: int | None = Field(
+        None, ge=128, description="rows x longest row of a batch; null: from memory"
+    )
     prefill_chunk_tokens: int | None = Field(None, ge=16)
     weights: Literal["auto", "resident", "streamed"] = Field(
         "auto",
-        description="resident: loaded whole, or offloaded by the library where not quantized; streamed: prepared once on the disk, "
-        "and read layer by layer, each layer once for a whole batch; auto: streamed where they do not fit, and are quantized or "
+        description="resident: loaded whole, or offloaded by the library where not quantized; streamed: "
+        "prepared once on the disk, "
+        "and read layer by layer, each layer once for a whole batch; auto: streamed where they do not "
+        "fit, and are quantized or "
         "more than the page cache can hold",
     )
     prepared_quota: ByteSize | None = Field(
-        None, description="the most bytes that prepared weights of all models may take; those used longest ago are removed"
+        None,
+        description="the most bytes that prepared weights of all models may take; those used longest ago "
+        "are removed",
     )
-    threads: int | None = Field(None, ge=1, description="CPU threads of the model; null: the cores that exist")
-    stall_seconds: float = Field(1800, gt=0, description="a worker silent for longer is taken for hung and restarted")
+    threads: int | None = Field(
+        None, ge=1, description="CPU threads of the model; null: the cores that exist"
+    )
+    stall_seconds: float = Field(
+        1800, gt=0, description="a worker silent for longer is taken for hung and restarted"
+    )
 
 
 class RunConfig(_Section):
@@ -352,10 +468,16 @@ class RunConfig(_Section):
 
     directory: str
     deadline: str | None = None
-    max_attempts: int = Field(3, ge=1, description="times a document may take the worker down before it is quarantined")
-    keep_free_disk: ByteSize = Field(10**8, description="with less free on the disk of the directory, the run stops; 0: not watched")
+    max_attempts: int = Field(
+        3, ge=1, description="times a document may take the worker down before it is quarantined"
+    )
+    keep_free_disk: ByteSize = Field(
+        10**8, description="with less free on the disk of the directory, the run stops; 0: not watched"
+    )
     keep_free_memory: ByteSize = Field(
-        2**27, description="with less memory free on this machine, the worker is restarted, or the run stops; 0: not watched"
+        2**27,
+        description="with less memory free on this machine, the worker is restarted, or the run stops; 0: "
+        "not watched",
     )
 
     @field_validator("deadline")
@@ -378,12 +500,18 @@ class Config(_Section):
     run: RunConfig
 
     def anywhere(self) -> Config:
-        """The same configuration with the local paths of everything it reads made absolute, and that of its KV store."""
+        """The same configuration with the local paths of everything it reads made absolute, and that of its
+        KV store.
+        """
         tasks = [task.anywhere() if isinstance(task, LabelTask) else task for task in self.tasks]
         path = self.kv_cache.store.path
-        store = self.kv_cache.store.model_copy(update={"path": None if path is None else str(Path(path).expanduser().absolute())})
+        store = self.kv_cache.store.model_copy(
+            update={"path": None if path is None else str(Path(path).expanduser().absolute())}
+        )
         kv_cache = self.kv_cache.model_copy(update={"store": store})
-        return self.model_copy(update={"source": self.source.anywhere(), "tasks": tasks, "kv_cache": kv_cache})
+        return self.model_copy(
+            update={"source": self.source.anywhere(), "tasks": tasks, "kv_cache": kv_cache}
+        )
 
     @field_validator("tasks")
     @classmethod
@@ -394,7 +522,10 @@ class Config(_Section):
                 raise ValueError(f"two tasks are called {name!r}; results are told apart by name")
             for suffix in ("status", "error", "finish_reason", "probability", "probabilities"):
                 if f"{name}_{suffix}" in names:
-                    raise ValueError(f"the task name {name}_{suffix} is taken: the export has a column of that name for task {name!r}")
+                    raise ValueError(
+                        f"the task name {name}_{suffix} is taken: the export has a column of that name "
+                        f"for task {name!r}"
+                    )
         return value
 
 
@@ -405,7 +536,9 @@ def store_folder(config: Config) -> Path:
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Read ``path`` and apply ``overrides`` ("a.b=c", the value read as YAML). Raises ConfigError with the place of each fault."""
+    """Read ``path`` and apply ``overrides`` ("a.b=c", the value read as YAML). Raises ConfigError with the
+    place of each fault.
+    """
     try:
         raw = yaml.safe_load(Path(path).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
@@ -417,7 +550,9 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(raw, dict):
-        raise ConfigError(f"{path} holds no configuration: its top level must be keys such as model, source, tasks and run")
+        raise ConfigError(
+            f"{path} holds no configuration: its top level must be keys such as model, source, tasks and run"
+        )
     for override in overrides:
         _apply(raw, override)
     return parse_config(raw, str(path))
@@ -449,18 +584,26 @@ def _sentence(fault: Any) -> str:
         return "unknown key"
     if kind == "missing":
         return "this key is required"
-    return message if kind == "value_error" or "found" in message else f"{message} (found {fault['input']!r:.80})"
+    return (
+        message
+        if kind == "value_error" or "found" in message
+        else f"{message} (found {fault['input']!r:.80})"
+    )
 
 
 def _apply(raw: dict[str, Any], override: str) -> None:
-    """Set one dotted key in place; list items by number ("tasks.0.name=x") or a task by its name ("tasks.topic.multi=true")."""
+    """Set one dotted key in place; list items by number ("tasks.0.name=x") or a task by its name
+    ("tasks.topic.multi=true").
+    """
     key, equals, text = override.partition("=")
     if not equals or not key.strip():
         raise ConfigError(f"--set {override!r} is not of the form a.b=c")
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigError(f"--set {override!r}: the value is not valid YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(
+            f"--set {override!r}: the value is not valid YAML: {' '.join(str(error).split())}"
+        ) from None
     *path, last = key.strip().split(".")
     node: Any = raw
     for part in path:

@@ -13,10 +13,14 @@ from pipeline.records import EncodedPrompt
 
 
 class Tokenizer(Protocol):
-    """What prompts need of a tokenizer; ``pipeline.engine.model.tokenizer`` has the real one. Token ids are plain ints."""
+    """What prompts need of a tokenizer; ``pipeline.engine.model.tokenizer`` has the real one. Token ids are
+    plain ints.
+    """
 
     def encode(self, text: str) -> list[int]:
-        """Ids of ``text`` as data: no special or added control token can come out of it, and none is put around it."""
+        """Ids of ``text`` as data: no special or added control token can come out of it, and none is put
+        around it.
+        """
         ...
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
@@ -24,7 +28,9 @@ class Tokenizer(Protocol):
         ...
 
     def encode_template(self, text: str) -> list[int]:
-        """Ids of text that came from the chat template itself: its control tokens are parsed, none is added."""
+        """Ids of text that came from the chat template itself: its control tokens are parsed, none is
+        added.
+        """
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -32,11 +38,14 @@ class Tokenizer(Protocol):
         ...
 
     def decode_exactly(self, ids: Sequence[int]) -> str:
-        """Text of ``ids`` with the control tokens in it, for people who want to see a prompt as the model saw it."""
+        """Text of ``ids`` with the control tokens in it, for people who want to see a prompt as the model saw
+        it.
+        """
         ...
 
     def render(self, messages: Sequence[Mapping[str, str]], options: Mapping[str, Any]) -> str | None:
-        """The conversation through the chat template, with the generation marker at its end; None without a template.
+        """The conversation through the chat template, with the generation marker at its end; None without a
+        template.
 
         Raises ValueError when the template refuses (for example a system role).
         """
@@ -59,7 +68,8 @@ PROMPT_FORMAT = 2
 _SYSTEM_SLOT = "zqSystemSlotqz"
 _USER_SLOT = "zqUserSlot{}qz"
 _REPLY_SLOT = "zqReplySlot{}qz"
-# A token rarely covers more characters; only how much text is looked at in one go depends on it, never the result.
+# A token rarely covers more characters; only how much text is looked at in one go depends on it, never the
+# result.
 _WINDOW_CHARACTERS_PER_TOKEN = 8
 _COUNTED_CHARACTERS = 200_000
 _BOUNDARIES = (r"\n\s*\n", r"(?<=[.!?…。！？])[\"'”’)\]]*\s|(?<=[。！？])", r"\n", r"\s")
@@ -67,7 +77,9 @@ _BOUNDARIES = (r"\n\s*\n", r"(?<=[.!?…。！？])[\"'”’)\]]*\s|(?<=[。！
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A prompt without its document: token ids ``before`` and ``after`` it, and what had to be done to the template (``notes``)."""
+    """A prompt without its document: token ids ``before`` and ``after`` it, and what had to be done to the
+    template (``notes``).
+    """
 
     before: tuple[int, ...]
     after: tuple[int, ...]
@@ -75,7 +87,9 @@ class Frame:
 
     def around(self, document_ids: Sequence[int], dropped_tokens: int = 0) -> EncodedPrompt:
         """The whole prompt with ``document_ids`` in its place."""
-        return EncodedPrompt((*self.before, *document_ids, *self.after), len(self.before), len(document_ids), dropped_tokens)
+        return EncodedPrompt(
+            (*self.before, *document_ids, *self.after), len(self.before), len(document_ids), dropped_tokens
+        )
 
     def room(self, context_tokens: int, new_tokens: int) -> int:
         """Tokens left for a document when ``new_tokens`` are to be generated; may be negative."""
@@ -92,7 +106,8 @@ class Part:
 
 
 class _Template(NamedTuple):
-    """The template's own text around what is put into it: ``len(pieces) - 1`` slots, in the order of the conversation.
+    """The template's own text around what is put into it: ``len(pieces) - 1`` slots, in the order of the
+    conversation.
 
     ``system``: the first slot is the system turn's. ``pieces`` is None where the model has no chat template.
     """
@@ -109,11 +124,14 @@ Turn = tuple[str, str]
 class FrameBuilder:
     """Builds frames for one model: knows its template, its options and the layout.
 
-    The template is rendered once, around a slot; only its own text may produce control tokens. ``pinned_date`` (ISO) replaces
-    "now" in templates that print the date, so that tonight's prompts are those of last night.
+    The template is rendered once, around a slot; only its own text may produce control tokens.
+    ``pinned_date`` (ISO) replaces "now" in templates that print the date, so that tonight's prompts are those
+    of last night.
     """
 
-    def __init__(self, tokenizer: Tokenizer, layout: str, options: Mapping[str, Any], pinned_date: str) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, layout: str, options: Mapping[str, Any], pinned_date: str
+    ) -> None:
         self._tokenizer = tokenizer
         self._document_first = layout == "document_first"
         day = datetime.date.fromisoformat(pinned_date)
@@ -126,12 +144,19 @@ class FrameBuilder:
         return self._document_first
 
     def build(
-        self, instructions: str, cue: str, system: str | None = None, *, begun: bool = False, turns: Sequence[Turn] = ()
-    ) -> Frame:  # fmt: skip
+        self,
+        instructions: str,
+        cue: str,
+        system: str | None = None,
+        *,
+        begun: bool = False,
+        turns: Sequence[Turn] = (),
+    ) -> Frame:
         """Frame of ``instructions`` about a document.
 
-        ``cue`` ("Summary:") ends a prompt where the model has no chat template; with ``begun`` it begins the reply in any case.
-        ``turns`` are examples, shown in the prefix as an earlier part of the conversation; only where the instructions come first.
+        ``cue`` ("Summary:") ends a prompt where the model has no chat template; with ``begun`` it begins the
+        reply in any case. ``turns`` are examples, shown in the prefix as an earlier part of the conversation;
+        only where the instructions come first.
         """
         template = self._template(bool(system), len(turns))
         if system and not template.system:
@@ -158,7 +183,10 @@ class FrameBuilder:
         ``begun``: it goes on after a cue, see ``build``.
         """
         apart = begun or self._template(False).pieces is None
-        return (*self._tokenizer.encode(f" {text}" if apart else text), *((self._tokenizer.end_ids[0],) if ended else ()))
+        return (
+            *self._tokenizer.encode(f" {text}" if apart else text),
+            *((self._tokenizer.end_ids[0],) if ended else ()),
+        )
 
     def _plain(self, instructions: str, cue: str, turns: Sequence[Turn], notes: tuple[str, ...]) -> Frame:
         """Without a chat template: the same as running text."""
@@ -172,7 +200,9 @@ class FrameBuilder:
         return Frame(self._with_bos(before), tuple(after), notes)
 
     def _with_bos(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """Exactly one beginning-of-sequence where the tokenizer wants one; templates may or may not have written it."""
+        """Exactly one beginning-of-sequence where the tokenizer wants one; templates may or may not have
+        written it.
+        """
         bos = list(self._tokenizer.bos_ids)
         rest = list(ids)
         while bos and rest[: len(bos)] == bos:
@@ -182,7 +212,9 @@ class FrameBuilder:
     def _template(self, with_system: bool, turn_count: int = 0) -> _Template:
         key = with_system, turn_count
         if key not in self._templates:
-            self._templates[key] = self._with_system(turn_count) if with_system else self._without_system(turn_count)
+            self._templates[key] = (
+                self._with_system(turn_count) if with_system else self._without_system(turn_count)
+            )
         return self._templates[key]
 
     def _without_system(self, turn_count: int) -> _Template:
@@ -197,13 +229,18 @@ class FrameBuilder:
         pieces = _cut_at(rendered, slots)
         if pieces is None:
             found = ", ".join(f"{rendered.count(slot)} times" for slot in slots)
-            raise ConfigError(f"the model's chat template shows the messages of a conversation {found}; it must show each once, in order")
+            raise ConfigError(
+                f"the model's chat template shows the messages of a conversation {found}; it must show "
+                f"each once, in order"
+            )
         return _Template(pieces)
 
     def _with_system(self, turn_count: int) -> _Template:
         slots = [_SYSTEM_SLOT, *_slots(turn_count)]
         try:
-            rendered = self._tokenizer.render([{"role": "system", "content": _SYSTEM_SLOT}, *_conversation(slots[1:])], self._options)
+            rendered = self._tokenizer.render(
+                [{"role": "system", "content": _SYSTEM_SLOT}, *_conversation(slots[1:])], self._options
+            )
         except ValueError:  # some templates raise on a system role, others drop it
             rendered = ""
         pieces = _cut_at(rendered or "", slots)
@@ -212,7 +249,9 @@ class FrameBuilder:
         plain = self._template(False, turn_count)
         if plain.pieces is None:  # no template at all, which is said already
             return plain
-        return plain._replace(notes=(*plain.notes, "the template has no system role: folded into the user turn"))
+        return plain._replace(
+            notes=(*plain.notes, "the template has no system role: folded into the user turn")
+        )
 
 
 def _slots(turn_count: int) -> list[str]:
@@ -222,7 +261,9 @@ def _slots(turn_count: int) -> list[str]:
 
 
 def _conversation(slots: Sequence[str]) -> list[dict[str, str]]:
-    return [{"role": "assistant" if place % 2 else "user", "content": slot} for place, slot in enumerate(slots)]
+    return [
+        {"role": "assistant" if place % 2 else "user", "content": slot} for place, slot in enumerate(slots)
+    ]
 
 
 def _cut_at(rendered: str, slots: Sequence[str]) -> tuple[str, ...] | None:
@@ -236,7 +277,9 @@ def _cut_at(rendered: str, slots: Sequence[str]) -> tuple[str, ...] | None:
 
 
 def fits(tokenizer: Tokenizer, text: str, room_tokens: int) -> tuple[int, ...] | None:
-    """Ids of ``text`` when they are at most ``room_tokens``, else None. Never encodes much more than it must."""
+    """Ids of ``text`` when they are at most ``room_tokens``, else None. Never encodes much more than it
+    must.
+    """
     if room_tokens <= 0:
         return None
     ids, _, window = _window(tokenizer, text, 0, room_tokens)
@@ -244,8 +287,13 @@ def fits(tokenizer: Tokenizer, text: str, room_tokens: int) -> tuple[int, ...] |
 
 
 def count_tokens(tokenizer: Tokenizer, text: str) -> int:
-    """Tokens of ``text``, counted a stretch at a time so that memory stays flat; right to a token or two a stretch."""
-    return sum(len(tokenizer.encode(text[begin : begin + _COUNTED_CHARACTERS])) for begin in range(0, len(text), _COUNTED_CHARACTERS))
+    """Tokens of ``text``, counted a stretch at a time so that memory stays flat; right to a token or two a
+    stretch.
+    """
+    return sum(
+        len(tokenizer.encode(text[begin : begin + _COUNTED_CHARACTERS]))
+        for begin in range(0, len(text), _COUNTED_CHARACTERS)
+    )
 
 
 def head(tokenizer: Tokenizer, text: str, room_tokens: int) -> Part:
@@ -256,10 +304,12 @@ def head(tokenizer: Tokenizer, text: str, room_tokens: int) -> Part:
 
 
 def split(tokenizer: Tokenizer, text: str, part_tokens: int, overlap_tokens: int = 0) -> Iterator[Part]:
-    """Cut ``text`` into parts of at most ``part_tokens`` tokens, at paragraphs, else sentences, lines, spaces.
+    """Cut ``text`` into parts of at most ``part_tokens`` tokens, at paragraphs, else sentences, lines,
+    spaces.
 
-    The union of the parts' character spans is the whole text. Each part starts ``overlap_tokens`` before the last one's
-    end. Lazy, and linear in the length of the text: only the window around the next cut is encoded.
+    The union of the parts' character spans is the whole text. Each part starts ``overlap_tokens`` before the
+    last one's end. Lazy, and linear in the length of the text: only the window around the next cut is
+    encoded.
     """
     start = reached = 0
     while True:
@@ -273,8 +323,12 @@ def split(tokenizer: Tokenizer, text: str, part_tokens: int, overlap_tokens: int
         start = _overlapped(tokenizer, text, part, overlap_tokens)
 
 
-def _window(tokenizer: Tokenizer, text: str, start: int, tokens: int) -> tuple[list[int], list[tuple[int, int]], str]:
-    """Ids, offsets and text of a stretch from ``start`` that has more than ``tokens`` tokens, or reaches the end of the text."""
+def _window(
+    tokenizer: Tokenizer, text: str, start: int, tokens: int
+) -> tuple[list[int], list[tuple[int, int]], str]:
+    """Ids, offsets and text of a stretch from ``start`` that has more than ``tokens`` tokens, or reaches the
+    end of the text.
+    """
     width = tokens * _WINDOW_CHARACTERS_PER_TOKEN
     while True:
         window = text[start : start + width]
@@ -295,7 +349,10 @@ def _part_from(tokenizer: Tokenizer, text: str, start: int, part_tokens: int) ->
         if len(ids) <= part_tokens:
             return Part(start, start + cut, tuple(ids))
         if budget == 1:  # one character of many byte tokens
-            message = f"parts of {part_tokens} tokens are too small for this text: raise chunk_tokens or context_tokens"
+            message = (
+                f"parts of {part_tokens} tokens are too small for this text: raise chunk_tokens or "
+                f"context_tokens"
+            )
             raise DocumentFailed("too_long", message)
         budget = max(1, budget - max(1, len(ids) - part_tokens))
 

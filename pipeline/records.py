@@ -1,6 +1,7 @@
 """The stations of the route, as frozen values.
 
-source rows ─▶ Document ─▶ Step (EncodedPrompt + what to do) ─▶ Generation ─▶ Answer | Failure ─▶ Outcome in the ledger
+source rows ─▶ Document ─▶ Step (EncodedPrompt + what to do) ─▶ Generation ─▶ Answer | Failure ─▶ Outcome in
+the ledger
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ def digest(*parts: str | bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a row was found. ``line`` counts from 1 (a row number in files without lines); ``offset`` in bytes, where known."""
+    """Where a row was found. ``line`` counts from 1 (a row number in files without lines); ``offset`` in
+    bytes, where known.
+    """
 
     file: str
     line: int
@@ -69,7 +72,8 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """Token ids of one prompt; ``boundaries`` are the ends (exclusive) of its segments, e.g. (prefix, document, all).
+    """Token ids of one prompt; ``boundaries`` are the ends (exclusive) of its segments, e.g. (prefix,
+    document, all).
 
     ``ids[:prefix_tokens]`` is shared by all prompts of the same frame. ``dropped_tokens`` counts document
     tokens that an explicit ``truncate`` left out.
@@ -100,28 +104,32 @@ class Decode:
 
     max_new_tokens: int
     sampling: Sampling | None = None
-    loops_end: bool = field(default=True, repr=False)  # out of ``repr``, and so of the identity of recorded steps
+    # out of ``repr``, and so of the identity of recorded steps
+    loops_end: bool = field(default=True, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
     """Ask for the log-probability of each continuation (non-empty token sequences) after the prompt.
 
-    With ``tolerance`` above 0, continuations that together cannot change the winner, nor its probability among all of them by more
-    than that, may be left at an upper bound. ``features``: the model's state at the prompt's last token is wanted too.
+    With ``tolerance`` above 0, continuations that together cannot change the winner, nor its probability
+    among all of them by more than that, may be left at an upper bound. ``features``: the model's state at the
+    prompt's last token is wanted too.
     """
 
     continuations: tuple[tuple[int, ...], ...]
     tolerance: float = 0.0
-    features: bool = field(default=False, repr=False)  # out of ``repr``, and so of the identity of recorded steps
+    # out of ``repr``, and so of the identity of recorded steps
+    features: bool = field(default=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """One question to the model on the way to a document's answer.
 
-    ``name`` is unique within a document's work and stable between runs ("map/3", "reduce/1/0"); together with the ids it
-    identifies a recorded reply, which is not paid for twice. ``span`` is the part of the document read, in characters.
+    ``name`` is unique within a document's work and stable between runs ("map/3", "reduce/1/0"); together with
+    the ids it identifies a recorded reply, which is not paid for twice. ``span`` is the part of the document
+    read, in characters.
     """
 
     name: str
@@ -139,8 +147,8 @@ class Step:
 class Request:
     """A step on its way to the engine: token ids only, no text, no names.
 
-    ``document_tokens`` follow the prefix: they are (part of) a document that others may ask about, 0 where they are not. ``awaited``
-    further questions about this document are still to come in this run.
+    ``document_tokens`` follow the prefix: they are (part of) a document that others may ask about, 0 where
+    they are not. ``awaited`` further questions about this document are still to come in this run.
     """
 
     request_id: int
@@ -160,10 +168,11 @@ class Request:
 class Generation:
     """What the engine gives back for one request.
 
-    ``token_ids`` are the decoded tokens without the end token; ``scores`` the natural-log probabilities of a Score's
-    continuations, in their order, and ``features`` the state at the prompt's last token (little-endian float16; empty where it was not
-    asked for, or the engine cannot see it). ``seconds`` is the request's share of its batch's time. ``error`` is (kind, message)
-    when there is no answer; ``notes`` say what was done to make it fit.
+    ``token_ids`` are the decoded tokens without the end token; ``scores`` the natural-log probabilities of a
+    Score's continuations, in their order, and ``features`` the state at the prompt's last token
+    (little-endian float16; empty where it was not asked for, or the engine cannot see it). ``seconds`` is the
+    request's share of its batch's time. ``error`` is (kind, message) when there is no answer; ``notes`` say
+    what was done to make it fit.
     """
 
     request_id: int
@@ -183,9 +192,9 @@ class Generation:
 class Answer:
     """A document's answer to a task.
 
-    ``value`` is the summary, the label, the list of labels (multi), or None when abstained. ``probabilities`` and ``scores``
-    (natural logs, uncalibrated, kept for ever) map label to number; ``features`` are those of ``Generation``, averaged over the parts.
-    ``tokens_in`` counts the document's tokens read,
+    ``value`` is the summary, the label, the list of labels (multi), or None when abstained. ``probabilities``
+    and ``scores`` (natural logs, uncalibrated, kept for ever) map label to number; ``features`` are those of
+    ``Generation``, averaged over the parts. ``tokens_in`` counts the document's tokens read,
     ``tokens_dropped`` those left out by an explicit truncate; ``notes`` are facts worth a line in the report.
     """
 
@@ -222,7 +231,9 @@ Grain = Literal["layer", "module"]
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """How weights pass through the device: bytes of them that stay there and in RAM, what is loaded together, rows that go together."""
+    """How weights pass through the device: bytes of them that stay there and in RAM, what is loaded together,
+    rows that go together.
+    """
 
     resident_bytes: int
     ram_bytes: int
@@ -232,11 +243,12 @@ class Streaming:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Frozen decisions, made before weights are loaded, that the engine obeys. Sizes in tokens, rows and bytes.
+    """Frozen decisions, made before weights are loaded, that the engine obeys. Sizes in tokens, rows and
+    bytes.
 
-    ``batch_tokens`` bounds rows × longest row of a batch (prompt plus new tokens); ``lossy_last_resort`` allows a cache in
-    8-bit numbers for a document that does not fit otherwise; ``streaming`` is for weights that do not fit, else None; ``reasons``
-    say in sentences why.
+    ``batch_tokens`` bounds rows × longest row of a batch (prompt plus new tokens); ``lossy_last_resort``
+    allows a cache in 8-bit numbers for a document that does not fit otherwise; ``streaming`` is for weights
+    that do not fit, else None; ``reasons`` say in sentences why.
     """
 
     dtype: str
@@ -256,7 +268,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class TaskJob:
-    """A task as the ledger knows it. ``identity`` is everything that can change an answer; ``fingerprint`` its digest.
+    """A task as the ledger knows it. ``identity`` is everything that can change an answer; ``fingerprint``
+    its digest.
 
     ``fields`` are the names of the document fields (beyond id and text) that the task's template reads.
     """
@@ -276,14 +289,18 @@ class TaskJob:
         return self.key_of(document.key, document.fields)
 
     def key_of(self, document_key: str, fields: Mapping[str, FieldValue]) -> str:
-        """The same from its parts: the document's own key, or a digest of it and the fields the task reads; one it lacks counts as null."""
+        """The same from its parts: the document's own key, or a digest of it and the fields the task reads;
+        one it lacks counts as null.
+        """
         read = {name: fields.get(name) for name in self.fields}
         return digest(document_key, json.dumps(read, sort_keys=True)) if read else document_key
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one task's work on one document ended: ``done`` with an answer, or failed, quarantined or skipped with a failure."""
+    """How one task's work on one document ended: ``done`` with an answer, or failed, quarantined or skipped
+    with a failure.
+    """
 
     task: str
     key: str
@@ -297,7 +314,9 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a progress display shows. ``total`` counts works (documents x tasks); ``eta_seconds`` is None until it can be told."""
+    """What a progress display shows. ``total`` counts works (documents x tasks); ``eta_seconds`` is None
+    until it can be told.
+    """
 
     stage: Literal["reading", "loading", "working", "reporting"]
     done: int = 0
@@ -321,5 +340,9 @@ def pack_generation(generation: Generation) -> dict[str, Any]:
 def unpack_generation(packed: dict[str, Any]) -> Generation:
     """The inverse of ``pack_generation``."""
     error = packed["error"]
-    sequences = {"token_ids": tuple(packed["token_ids"]), "scores": tuple(packed["scores"]), "notes": tuple(packed.get("notes", ()))}
+    sequences = {
+        "token_ids": tuple(packed["token_ids"]),
+        "scores": tuple(packed["scores"]),
+        "notes": tuple(packed.get("notes", ())),
+    }
     return Generation(**{**packed, **sequences, "error": None if error is None else (error[0], error[1])})

@@ -12,8 +12,11 @@ from pipeline.engine.model.demo_model import demo_model
 
 _MOST_WORKERS = 4  # some tests hold a model in a process of its own
 _CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-# Tests side by side share the cores; threads that spin while they wait would take them from each other. None of these imports loads torch.
-os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _CORES // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))))
+# Tests side by side share the cores; threads that spin while they wait would take them from each other. None
+# of these imports loads torch.
+os.environ.setdefault(
+    "OMP_NUM_THREADS", str(max(1, _CORES // int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))))
+)
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # Machines are shared: how long an example takes says nothing about whether it is right.

@@ -1,4 +1,6 @@
-"""A process in a memory cgroup of its own: what it holds, page cache included, can be bounded. Version 1 and version 2."""
+"""A process in a memory cgroup of its own: what it holds, page cache included, can be bounded. Version 1 and
+version 2.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +43,15 @@ class MemoryGroup:
 
     def usage_bytes(self) -> int:
         """What is charged now."""
-        return int((self._folder / ("memory.usage_in_bytes" if self._first else "memory.current")).read_text())
+        return int(
+            (self._folder / ("memory.usage_in_bytes" if self._first else "memory.current")).read_text()
+        )
 
     def peak_bytes(self) -> int:
         """The most that was charged since the last limit was set (version 1) or since the start."""
-        return int((self._folder / ("memory.max_usage_in_bytes" if self._first else "memory.peak")).read_text())
+        return int(
+            (self._folder / ("memory.max_usage_in_bytes" if self._first else "memory.peak")).read_text()
+        )
 
     def limit(self, size_bytes: int) -> None:
         """From now on at most so much; swap is no way out."""

@@ -1,4 +1,6 @@
-"""Whole runs for tests: a configuration over generated documents, the real command line in a real process, and its export."""
+"""Whole runs for tests: a configuration over generated documents, the real command line in a real process,
+and its export.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ def documents(count: int, seed: int = 7, longest: int = 40) -> list[dict[str, An
     return [
         {
             "id": f"d{number:04}",
-            "text": " ".join(chance.choice(SENTENCES).format(chance.randint(2, 99)) for _ in range(chance.randint(1, longest))),
+            "text": " ".join(
+                chance.choice(SENTENCES).format(chance.randint(2, 99))
+                for _ in range(chance.randint(1, longest))
+            ),
         }
         for number in range(count)
     ]
@@ -42,7 +47,9 @@ def documents(count: int, seed: int = 7, longest: int = 40) -> list[dict[str, An
 
 @dataclass
 class ANight:
-    """One run directory with its configuration and script. ``run`` starts the real command; everything else reads what it left."""
+    """One run directory with its configuration and script. ``run`` starts the real command; everything else
+    reads what it left.
+    """
 
     folder: Path
     rows: list[dict[str, Any]]
@@ -82,18 +89,33 @@ class ANight:
     @property
     def environment(self) -> dict[str, str]:
         scripted = (
-            {} if self.extra.get("model", {}).get("id") else {"OVERNIGHT_BACKEND": "pipeline.testing.scripted_backend:ScriptedBackend"}
+            {}
+            if self.extra.get("model", {}).get("id")
+            else {"OVERNIGHT_BACKEND": "pipeline.testing.scripted_backend:ScriptedBackend"}
         )
         root = str(Path(__file__).parent.parent)  # where the program is, also when it runs in another folder
-        return {**os.environ, **scripted, "PYTHONPATH": root, "OVERNIGHT_SCRIPT": json.dumps(self.script), "HF_HUB_OFFLINE": "1"}
+        return {
+            **os.environ,
+            **scripted,
+            "PYTHONPATH": root,
+            "OVERNIGHT_SCRIPT": json.dumps(self.script),
+            "HF_HUB_OFFLINE": "1",
+        }
 
     def start(self, *arguments: str, cwd: Path | None = None) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "pipeline.cli.main", *arguments],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.environment, start_new_session=True, cwd=cwd,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=self.environment,
+            start_new_session=True,
+            cwd=cwd,
+        )
 
-    def command(self, *arguments: str, timeout: float = 240, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    def command(
+        self, *arguments: str, timeout: float = 240, cwd: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
         process = self.start(*arguments, cwd=cwd)
         try:
             out, err = process.communicate(timeout=timeout)
@@ -103,7 +125,9 @@ class ANight:
             raise
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
-    def run(self, *arguments: str, timeout: float = 240, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *arguments: str, timeout: float = 240, cwd: Path | None = None
+    ) -> subprocess.CompletedProcess[str]:
         return self.command("run", str(self.config), *arguments, timeout=timeout, cwd=cwd)
 
     def run_and_kill(self, after_seconds: float, number: int = signal.SIGKILL) -> int:
@@ -117,7 +141,9 @@ class ANight:
         return int(process.returncode)
 
     def loads(self) -> int:
-        """How often a worker was told to load the model; a worker may be there before, importing its libraries."""
+        """How often a worker was told to load the model; a worker may be there before, importing its
+        libraries.
+        """
         log = self.directory / "overnight.log"
         return log.read_text(encoding="utf-8").count("loading the model") if log.exists() else 0
 
@@ -138,7 +164,9 @@ def no_process_left(directory: Path, seconds: float = 10) -> bool:
     """Whether every worker of runs in ``directory`` is gone within ``seconds``."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        found = subprocess.run(["pgrep", "-f", "pipeline.run.worker_main"], capture_output=True, text=True, check=False).stdout.split()
+        found = subprocess.run(
+            ["pgrep", "-f", "pipeline.run.worker_main"], capture_output=True, text=True, check=False
+        ).stdout.split()
         mine = [pid for pid in found if str(directory) in _open_files(pid)]
         if not mine:
             return True

@@ -1,4 +1,6 @@
-"""File systems of a few megabytes, to be filled and enlarged; tests that need one are skipped, visibly, where none can be mounted."""
+"""File systems of a few megabytes, to be filled and enlarged; tests that need one are skipped, visibly, where
+none can be mounted.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,11 @@ class SmallDisk:
 def small_disk(place: Path, size: str) -> Iterator[SmallDisk]:
     place.mkdir(parents=True, exist_ok=True)
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]
-    if shutil.which("mount") is None or os.geteuid() != 0 or subprocess.run(command, check=False, capture_output=True).returncode != 0:
+    if (
+        shutil.which("mount") is None
+        or os.geteuid() != 0
+        or subprocess.run(command, check=False, capture_output=True).returncode != 0
+    ):
         pytest.skip("a small file system can only be mounted by root")
     try:
         yield SmallDisk(place)

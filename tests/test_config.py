@@ -52,12 +52,28 @@ def test_shipped_configurations_are_valid(path: Path) -> None:
         (changed(tasks__1__labels=["a"]), "tasks[1]", "nothing to choose"),
         (changed(tasks__1__labels=[]), "tasks[1].labels", "at least one"),
         (changed(tasks__1__labels=[" a", "b"]), "tasks[1].labels", "spaces"),
-        (changed(tasks__1__labels=["a_b", "A-b"], tasks__1__label_names="spaced"), "tasks[1]", "'a_b' and 'A-b' are both read as"),
+        (
+            changed(tasks__1__labels=["a_b", "A-b"], tasks__1__label_names="spaced"),
+            "tasks[1]",
+            "'a_b' and 'A-b' are both read as",
+        ),
         (changed(tasks__1__examples_per_label=4), "tasks[1]", "needs gold"),
-        (changed(tasks__1__gold="g.jsonl", tasks__1__calibration="none"), "tasks[1]", "drop one of the two keys"),
+        (
+            changed(tasks__1__gold="g.jsonl", tasks__1__calibration="none"),
+            "tasks[1]",
+            "drop one of the two keys",
+        ),
         (changed(tasks__1__target_accuracy=0.9), "tasks[1]", "needs gold"),
-        (changed(tasks__1__target_accuracy=0.9, tasks__1__gold="g", tasks__1__abstain_below=0.5), "tasks[1]", "keep one of the two keys"),
-        (changed(tasks__1__gold="g", tasks__1__target_accuracy=1.0), "tasks[1].target_accuracy", "less than 1"),
+        (
+            changed(tasks__1__target_accuracy=0.9, tasks__1__gold="g", tasks__1__abstain_below=0.5),
+            "tasks[1]",
+            "keep one of the two keys",
+        ),
+        (
+            changed(tasks__1__gold="g", tasks__1__target_accuracy=1.0),
+            "tasks[1].target_accuracy",
+            "less than 1",
+        ),
         (changed(tasks__1__expected_shares={"x": 0.5, "a": 0.5, "b": 0.5}), "tasks[1]", "none of the labels"),
         (changed(tasks__1__expected_shares={"a": 0.5}), "tasks[1]", "lacks 'b'"),
         (changed(tasks__1__expected_shares={"a": 0.9, "b": 0.0}), "tasks[1]", "not between 0 and 1"),
@@ -98,7 +114,12 @@ def write(tmp_path: Path, raw: object) -> Path:
 
 def test_overrides_reach_keys_lists_and_tasks_by_name(tmp_path: Path) -> None:
     path = write(tmp_path, MINIMAL)
-    overrides = ["model.context_tokens=512", "tasks.t.abstain_below=0.5", "tasks.0.max_output_tokens=9", "kv_cache.store.quota=1GiB"]
+    overrides = [
+        "model.context_tokens=512",
+        "tasks.t.abstain_below=0.5",
+        "tasks.0.max_output_tokens=9",
+        "kv_cache.store.quota=1GiB",
+    ]
     config = load_config(path, overrides)
     assert config.model.context_tokens == 512
     label = config.tasks[1]
@@ -108,13 +129,18 @@ def test_overrides_reach_keys_lists_and_tasks_by_name(tmp_path: Path) -> None:
     assert config.kv_cache.store.quota == 2**30
 
 
-@pytest.mark.parametrize("override", ["model", "=1", "tasks.nobody.name=x", "model.id.deep=1", "model.id=[", "tasks.9=1", "tasks.nobody=1"])
+@pytest.mark.parametrize(
+    "override",
+    ["model", "=1", "tasks.nobody.name=x", "model.id.deep=1", "model.id=[", "tasks.9=1", "tasks.nobody=1"],
+)
 def test_wrong_overrides_are_sentences(tmp_path: Path, override: str) -> None:
     with pytest.raises(ConfigError, match=r"--set"):
         load_config(write(tmp_path, MINIMAL), [override])
 
 
-@pytest.mark.parametrize("text", ["", "[1, 2]", "a: [", "a: !!python/object:os.system {}", "\x00", "- " * 3000 + "x", "just words"])
+@pytest.mark.parametrize(
+    "text", ["", "[1, 2]", "a: [", "a: !!python/object:os.system {}", "\x00", "- " * 3000 + "x", "just words"]
+)
 def test_what_is_not_a_configuration_is_a_sentence(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError):
         load_config(write(tmp_path, text))
@@ -135,19 +161,28 @@ def test_a_configuration_survives_its_json() -> None:
 def test_labels_keep_their_order() -> None:
     config = parse_config(changed(tasks__1__labels=["z", "a", "m"]))
     assert isinstance(config, Config)
-    assert list(config.tasks[1].labels) == ["z", "a", "m"]  # type: ignore[union-attr]  # the second task labels
+    # the second task labels
+    assert list(config.tasks[1].labels) == ["z", "a", "m"]  # type: ignore[union-attr]
 
 
 @given(st.integers(0, 10**6), st.sampled_from(["", "B", "kB", "MB", "GB", "KiB", "MiB", "GiB"]))
 def test_sizes(number: int, unit: str) -> None:
-    scale = {"": 1, "B": 1, "kB": 1000, "MB": 10**6, "GB": 10**9, "KiB": 1024, "MiB": 2**20, "GiB": 2**30}[unit]
+    scale = {"": 1, "B": 1, "kB": 1000, "MB": 10**6, "GB": 10**9, "KiB": 1024, "MiB": 2**20, "GiB": 2**30}[
+        unit
+    ]
     assert parse_bytes(f"{number}{unit}") == number * scale
     assert parse_bytes(f" {number} {unit} ") == number * scale
 
 
-KEYS = st.sampled_from(["model", "id", "tasks", "run", "source", "path", "kind", "labels", "name", "directory"])
+KEYS = st.sampled_from(
+    ["model", "id", "tasks", "run", "source", "path", "kind", "labels", "name", "directory"]
+)
 SCALARS = st.none() | st.booleans() | st.floats() | st.text(max_size=8)
-ANYTHING = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4), max_leaves=20)
+ANYTHING = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
+    max_leaves=20,
+)
 
 
 @given(st.dictionaries(KEYS, ANYTHING, max_size=5))

@@ -1,4 +1,6 @@
-"""Frames and splitting: the whole text is read, nothing else is ever cut, boundaries are where they should be."""
+"""Frames and splitting: the whole text is read, nothing else is ever cut, boundaries are where they should
+be.
+"""
 
 from __future__ import annotations
 

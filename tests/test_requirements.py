@@ -1,4 +1,6 @@
-"""Requirements that had no test of their own elsewhere, and the table in README.md that names the test of each."""
+"""Requirements that had no test of their own elsewhere, and the table in README.md that names the test of
+each.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def test_every_test_that_the_table_names_is_there() -> None:
     for path, name in named:
         if path not in known:
             tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-            known[path] = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+            known[path] = {
+                node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)
+            }
         assert name in known[path], f"{path} has no {name}"
 
 
@@ -38,7 +42,11 @@ def test_every_line_of_the_requirements_has_a_row() -> None:
 
 
 def test_empty_texts_are_skipped_without_a_question(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [*documents(3), {"id": "empty", "text": ""}, {"id": "blank", "text": " \n\t\u3000"}]
+    rows: list[dict[str, Any]] = [
+        *documents(3),
+        {"id": "empty", "text": ""},
+        {"id": "blank", "text": " \n\t\u3000"},
+    ]
     night = ANight(tmp_path, rows, TASKS[:1])
     assert night.run().returncode == 0
     states = night.status()["tasks"]["topic"]
@@ -48,7 +56,9 @@ def test_empty_texts_are_skipped_without_a_question(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("overrides", "code"), [((), 0), (("--set", "source.max_rejects=0"), 2)])
-def test_the_offload_folder_is_gone_however_a_run_ends(tmp_path: Path, overrides: tuple[str, ...], code: int) -> None:
+def test_the_offload_folder_is_gone_however_a_run_ends(
+    tmp_path: Path, overrides: tuple[str, ...], code: int
+) -> None:
     night = ANight(tmp_path, documents(3), TASKS[:1])
     if code:
         night.source.write_text('{"id": 1}\n')
@@ -63,6 +73,16 @@ def test_a_run_needs_no_prefect(tmp_path: Path) -> None:
     (tmp_path / "prefect.py").write_text("raise ImportError('there is no Prefect here')")
     night = ANight(tmp_path / "night", documents(3), TASKS[:1])
     command = ["run", str(night.config)]
-    program = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from pipeline.cli.main import main; sys.argv[1:] = {command!r}; main()"
-    done = subprocess.run([sys.executable, "-c", program], env=night.environment, capture_output=True, text=True, check=False, timeout=200)
+    program = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from pipeline.cli.main import main; "
+        f"sys.argv[1:] = {command!r}; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=night.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
     assert done.returncode == 0, done.stderr

@@ -1,8 +1,10 @@
-"""What configuration, data and models could do if they meant harm. Each line of the list has its test, here or where it is named:
+"""What configuration, data and models could do if they meant harm. Each line of the list has its test, here
+or where it is named:
 
-safetensors only, no code from a model repository: tests/engine/model/test_loading.py; sandboxed templates: tests/tasks/test_summarize.py;
-control tokens: tests/engine/model/test_tokenizer.py and tests/e2e/test_control_tokens.py; spreadsheet formulas: tests/results/test_export.py; Markdown
-and HTML: tests/system/test_escape.py, tests/results/test_report.py and below.
+safetensors only, no code from a model repository: tests/engine/model/test_loading.py; sandboxed templates:
+tests/tasks/test_summarize.py; control tokens: tests/engine/model/test_tokenizer.py and
+tests/e2e/test_control_tokens.py; spreadsheet formulas: tests/results/test_export.py; Markdown and HTML:
+tests/system/test_escape.py, tests/results/test_report.py and below.
 """
 
 from __future__ import annotations
@@ -28,9 +30,19 @@ SOURCES = sorted([*(ROOT / "pipeline").rglob("*.py"), *(ROOT / "flows").rglob("*
 # Modules and functions that turn bytes or text into code or objects, and ways to start a shell.
 FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 FORBIDDEN_CALLS = {
-    "eval", "exec", "compile", "torch.load", "yaml.load", "yaml.full_load", "yaml.unsafe_load", "os.system", "os.popen", "numpy.load",
-    "np.load", "tempfile.mktemp",
-}  # fmt: skip
+    "eval",
+    "exec",
+    "compile",
+    "torch.load",
+    "yaml.load",
+    "yaml.full_load",
+    "yaml.unsafe_load",
+    "os.system",
+    "os.popen",
+    "numpy.load",
+    "np.load",
+    "tempfile.mktemp",
+}
 HOSTILE = [
     "<script>alert(1)</script>",
     "[click](javascript:alert(1))",
@@ -48,9 +60,15 @@ def _calls(tree: ast.AST) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.Call):
             yield node.lineno, ast.unparse(node.func)
             for keyword in node.keywords:
-                if keyword.arg == "shell" and not (isinstance(keyword.value, ast.Constant) and keyword.value.value is False):
+                if keyword.arg == "shell" and not (
+                    isinstance(keyword.value, ast.Constant) and keyword.value.value is False
+                ):
                     yield node.lineno, "shell="
-                if keyword.arg == "trust_remote_code" and isinstance(keyword.value, ast.Constant) and keyword.value.value:
+                if (
+                    keyword.arg == "trust_remote_code"
+                    and isinstance(keyword.value, ast.Constant)
+                    and keyword.value.value
+                ):
                     yield node.lineno, "trust_remote_code=True"
 
 
@@ -76,20 +94,37 @@ def test_nothing_is_unpickled_or_run(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "source",
-    ["import pickle", "from dill import loads", "torch.load(path)", "eval(text)", "yaml.load(text)", "run(command, shell=True)"],
+    [
+        "import pickle",
+        "from dill import loads",
+        "torch.load(path)",
+        "eval(text)",
+        "yaml.load(text)",
+        "run(command, shell=True)",
+    ],
 )
 def test_a_danger_would_be_noticed(source: str) -> None:
     assert len(_dangers(source)) == 1
 
 
 def test_no_code_of_a_model_unless_asked_for() -> None:
-    minimal = {"model": {"id": "m"}, "source": {"path": "x"}, "tasks": [{"name": "t", "kind": "summarize"}], "run": {"directory": "r"}}
+    minimal = {
+        "model": {"id": "m"},
+        "source": {"path": "x"},
+        "tasks": [{"name": "t", "kind": "summarize"}],
+        "run": {"directory": "r"},
+    }
     assert parse_config(minimal).model.trust_remote_code is False
 
 
 @pytest.mark.parametrize("name", ["../../x", "a/b", "..", "a\0b", "a b", "", "x" * 65, "id"])
 def test_task_names_cannot_become_paths_or_columns(name: str) -> None:
-    raw = {"model": {"id": "m"}, "source": {"path": "x"}, "tasks": [{"name": name, "kind": "summarize"}], "run": {"directory": "r"}}
+    raw = {
+        "model": {"id": "m"},
+        "source": {"path": "x"},
+        "tasks": [{"name": name, "kind": "summarize"}],
+        "run": {"directory": "r"},
+    }
     with pytest.raises(ConfigError, match="name"):
         parse_config(raw)
 
@@ -103,7 +138,10 @@ def hostile(tmp_path_factory: pytest.TempPathFactory) -> ANight:
     """A finished night over documents whose ids, texts and failures mean harm."""
     folder = tmp_path_factory.mktemp("hostile")
     ids = ["../../escape", "/etc/passwd", "..\\..\\x", "a\0b", "-rf", "$(touch x)", *HOSTILE]
-    rows = [{"id": name, "text": f"{name} POISON" if number % 2 else f"{name} text"} for number, name in enumerate(ids)]
+    rows = [
+        {"id": name, "text": f"{name} POISON" if number % 2 else f"{name} text"}
+        for number, name in enumerate(ids)
+    ]
     night = ANight(folder, [*rows, *documents(2)], script={"faults": [{"text": "POISON", "do": "raise"}]})
     before = os.umask(0o022)
     try:
@@ -149,7 +187,10 @@ class _Tags(html.parser.HTMLParser):
 def test_neither_the_report_nor_the_artifact_of_a_flow_holds_what_documents_inject(hostile: ANight) -> None:
     written = (hostile.directory / "report.md").read_text(encoding="utf-8")
     assert written.count("escape") >= 1  # it does speak of them
-    for markdown in (written, report_markdown(str(hostile.directory))):  # the artifact is this text and nothing else
+    for markdown in (
+        written,
+        report_markdown(str(hostile.directory)),
+    ):  # the artifact is this text and nothing else
         tags = _Tags()
         tags.feed(markdown)
         assert tags.found == []

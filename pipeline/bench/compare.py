@@ -1,8 +1,10 @@
-"""``overnight bench``: how fast this machine does a configuration's own documents, beside the ways people do it by hand.
+"""``overnight bench``: how fast this machine does a configuration's own documents, beside the ways people do
+it by hand.
 
-All contestants run in one process on one loaded model, in turn, several times over; what counts is the median of the ratios taken inside
-one turn, because machines are shared and their speed drifts. The naive loop would take all night, so it gets a few documents a turn,
-spread over the lengths, and its time is scaled to all documents by their tokens.
+All contestants run in one process on one loaded model, in turn, several times over; what counts is the median
+of the ratios taken inside one turn, because machines are shared and their speed drifts. The naive loop would
+take all night, so it gets a few documents a turn, spread over the lengths, and its time is scaled to all
+documents by their tokens.
 """
 
 from __future__ import annotations
@@ -49,10 +51,20 @@ def bench(config: Config, options: BenchOptions | None = None, say: Say = lambda
 
 
 def _calibrate(
-    config: Config, dtype: str, task: Task, contest: Contest, requests: Sequence[Request], result: BenchResult, options: BenchOptions
-) -> None:  # fmt: skip
+    config: Config,
+    dtype: str,
+    task: Task,
+    contest: Contest,
+    requests: Sequence[Request],
+    result: BenchResult,
+    options: BenchOptions,
+) -> None:
     """Let the plan know how fast the model is here, and how long its answers are."""
-    written = {task.job.fingerprint: result.output_tokens} if result.output_tokens and not options.to_the_end else {}
+    written = (
+        {task.job.fingerprint: result.output_tokens}
+        if result.output_tokens and not options.to_the_end
+        else {}
+    )
     remember(config, dtype, **speeds(contest, requests), output_tokens=written)
 
 
@@ -75,7 +87,8 @@ def measure_speeds(config: Config, say: Say = lambda _: None) -> dict[str, Any]:
 
 
 def fastest(result: BenchResult) -> Decoder | None:
-    """The decoder that ``engine.decoder: auto`` should mean after this, None where too little was compared to say.
+    """The decoder that ``engine.decoder: auto`` should mean after this, None where too little was compared to
+    say.
 
     Another one than ours must be a twentieth faster at the very texts that ours writes.
     """
@@ -89,7 +102,10 @@ def fastest(result: BenchResult) -> Decoder | None:
 def _task(prepared: Preparation, name: str | None) -> Task:
     found = [task for task in prepared.tasks if name in (None, task.job.name)]
     if not found:
-        raise UsageError(f"there is no task {name!r}; the configuration has {', '.join(task.job.name for task in prepared.tasks)}")
+        raise UsageError(
+            f"there is no task {name!r}; the configuration has "
+            f"{', '.join(task.job.name for task in prepared.tasks)}"
+        )
     return found[0]
 
 
@@ -98,7 +114,9 @@ def documents_of(config: Config, count: int) -> list[Document]:
     rows = (item for item in read_source(config.source, ()) if isinstance(item, Document))
     documents = list(itertools.islice(rows, count))
     if len(documents) < 2:
-        raise UsageError(f"the source has {len(documents)} readable documents; a comparison needs at least two")
+        raise UsageError(
+            f"the source has {len(documents)} readable documents; a comparison needs at least two"
+        )
     return documents
 
 

@@ -1,7 +1,9 @@
-"""What ``overnight bench`` compares, over one loaded model: our decoders, the library's, and the loops people write themselves.
+"""What ``overnight bench`` compares, over one loaded model: our decoders, the library's, and the loops people
+write themselves.
 
-A contestant gets requests and gives generations; a ``Stopwatch`` on the model counts what it computed meanwhile: how long the forward
-passes took, how many tokens went through them, how many of those were padding.
+A contestant gets requests and gives generations; a ``Stopwatch`` on the model counts what it computed
+meanwhile: how long the forward passes took, how many tokens went through them, how many of those were
+padding.
 """
 
 from __future__ import annotations
@@ -44,10 +46,12 @@ _MATMUL_TIMES = 3
 
 @dataclass(slots=True)
 class Passes:
-    """Forward passes of one contestant: seconds inside the model, and tokens; those that only decode apart from those that read.
+    """Forward passes of one contestant: seconds inside the model, and tokens; those that only decode apart
+    from those that read.
 
-    ``padded`` counts tokens that went through the model for nothing: padding, and rows that had ended. ``attention_padded`` counts places
-    that only attention computes for nothing: packed passes lay prompts of like lengths side by side there, and nowhere else.
+    ``padded`` counts tokens that went through the model for nothing: padding, and rows that had ended.
+    ``attention_padded`` counts places that only attention computes for nothing: packed passes lay prompts of
+    like lengths side by side there, and nowhere else.
     """
 
     read_seconds: float = 0.0
@@ -150,7 +154,9 @@ class Contest:
         return self._engine(name)[1]
 
     def run(self, name: str, requests: Sequence[Request]) -> Heat:
-        """Let ``name`` answer ``requests``. Nothing is kept from an earlier call: shared prefixes are read again."""
+        """Let ``name`` answer ``requests``. Nothing is kept from an earlier call: shared prefixes are read
+        again.
+        """
         self._engines.pop(name, None)
         contestant = self._contestant(name)
         with Stopwatch(self._loaded.model) as watch, torch.inference_mode():
@@ -168,12 +174,16 @@ class Contest:
 
     def stay(self, placement: Placement, ids: Sequence[int], new_tokens: int) -> Stay:
         """Read one prompt and write ``new_tokens`` with its cache in ``placement``."""
-        settings = Settings(self.plan.prefill_chunk_tokens, 1, self.plan.batch_tokens, placement, self._pad_id)
+        settings = Settings(
+            self.plan.prefill_chunk_tokens, 1, self.plan.batch_tokens, placement, self._pad_id
+        )
         with attention_as(self._loaded.model, str(self._loaded.facts["attention"])):
             return stay(self._forward, placement, ids, new_tokens, settings)
 
     def matmul_flops(self) -> float:
-        """Floating-point operations a second of a large square matrix product in the compute dtype: the machine's limit, now."""
+        """Floating-point operations a second of a large square matrix product in the compute dtype: the
+        machine's limit, now.
+        """
         device = self._forward.device
         square = torch.ones(_MATMUL_SIDE, _MATMUL_SIDE, dtype=torch_dtype(self.plan.dtype), device=device)
         rates = []
@@ -195,8 +205,14 @@ class Contest:
 
     def _engine(self, name: str) -> tuple[Engine, str]:
         if name not in self._engines:
-            plan = replace(self.plan, max_batch_rows=min(_STATIC_ROWS, self.plan.max_batch_rows)) if name == STATIC else self.plan
-            self._engines[name] = open_decoder(DECODERS[name], self._loaded, plan, end_ids=self._end_ids, pad_id=self._pad_id)
+            plan = (
+                replace(self.plan, max_batch_rows=min(_STATIC_ROWS, self.plan.max_batch_rows))
+                if name == STATIC
+                else self.plan
+            )
+            self._engines[name] = open_decoder(
+                DECODERS[name], self._loaded, plan, end_ids=self._end_ids, pad_id=self._pad_id
+            )
         return self._engines[name]
 
     def _naive(self, requests: Sequence[Request]) -> dict[int, Generation]:
@@ -207,16 +223,24 @@ class Contest:
                 limit = request.ask.max_new_tokens if isinstance(request.ask, Decode) else NAIVE_LABEL_TOKENS
                 ids = torch.tensor([request.ids], device=self._forward.device)
                 output = self._loaded.model.generate(
-                    input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=limit, do_sample=False,
-                    eos_token_id=self._end_ids or None, pad_token_id=self._pad_id,
-                )  # fmt: skip
+                    input_ids=ids,
+                    attention_mask=torch.ones_like(ids),
+                    max_new_tokens=limit,
+                    do_sample=False,
+                    eos_token_id=self._end_ids or None,
+                    pad_token_id=self._pad_id,
+                )
                 tokens = [token for token in output[0, ids.shape[1] :].tolist() if token not in self._end_ids]
-                found[request.request_id] = Generation(request.request_id, token_ids=tuple(tokens), prompt_tokens=len(request.ids))
+                found[request.request_id] = Generation(
+                    request.request_id, token_ids=tuple(tokens), prompt_tokens=len(request.ids)
+                )
         return found
 
     def _each_label(self, requests: Sequence[Request]) -> dict[int, Generation]:
         """The document is read once; then every label is scored in a pass of its own over its cache."""
-        settings = Settings(self.plan.prefill_chunk_tokens, 1, self.plan.batch_tokens, self.plan.placement, self._pad_id)
+        settings = Settings(
+            self.plan.prefill_chunk_tokens, 1, self.plan.batch_tokens, self.plan.placement, self._pad_id
+        )
         with attention_as(self._loaded.model, str(self._loaded.facts["attention"])):
             return {request.request_id: self._scored(request, settings) for request in requests}
 
@@ -234,16 +258,25 @@ def _drain(engine: Engine, requests: Sequence[Request]) -> dict[int, Generation]
     return found
 
 
-def _count_ended_rows(passes: Passes, requests: Sequence[Request], generations: Mapping[int, Generation]) -> None:
-    """Decode passes of texts: the first token of each comes from reading, what goes beyond the others was computed for ended rows."""
+def _count_ended_rows(
+    passes: Passes, requests: Sequence[Request], generations: Mapping[int, Generation]
+) -> None:
+    """Decode passes of texts: the first token of each comes from reading, what goes beyond the others was
+    computed for ended rows.
+    """
     if all(isinstance(request.ask, Decode) for request in requests):
         needed = sum(max(0, len(generation.token_ids) - 1) for generation in generations.values())
         passes.padded += max(0, passes.decode_tokens - needed)
 
 
 def open_contest(
-    backend: TransformersBackend, plan: Plan, offload_folder: Path, say: Callable[[str], None], *, to_the_end: bool
-) -> Contest:  # fmt: skip
+    backend: TransformersBackend,
+    plan: Plan,
+    offload_folder: Path,
+    say: Callable[[str], None],
+    *,
+    to_the_end: bool,
+) -> Contest:
     """Load the weights for a comparison of decoders. ``to_the_end``: end tokens are tokens like others."""
     tokenizer = backend.tokenizer()
     end_ids = () if to_the_end else tokenizer.end_ids

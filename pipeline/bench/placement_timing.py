@@ -1,4 +1,6 @@
-"""What each placement of the KV cache costs on this machine: one prompt read and continued with its cache in each, in turn."""
+"""What each placement of the KV cache costs on this machine: one prompt read and continued with its cache in
+each, in turn.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ PLACEMENTS: tuple[Placement, ...] = ("device", "offloaded", "disk", "quantized")
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """One prompt in one placement: seconds until its first logits, seconds for each token after the first, the tokens."""
+    """One prompt in one placement: seconds until its first logits, seconds for each token after the first,
+    the tokens.
+    """
 
     prefill_seconds: float
     seconds_per_token: float
@@ -31,7 +35,9 @@ def usable_placements(forward: Forward) -> list[Placement]:
     return [placement for placement in PLACEMENTS if placement != "quantized" or is_quantizable(forward)]
 
 
-def stay(forward: Forward, placement: Placement, ids: Sequence[int], new_tokens: int, settings: Settings) -> Stay:
+def stay(
+    forward: Forward, placement: Placement, ids: Sequence[int], new_tokens: int, settings: Settings
+) -> Stay:
     """Read ``ids`` and write ``new_tokens`` (2 or more) greedily, whatever they are."""
     here = replace(settings, placement=placement)
     with torch.inference_mode():

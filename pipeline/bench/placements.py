@@ -1,6 +1,8 @@
-"""``overnight bench --placements``: how much slower it is to keep the KV cache off the device here, by the length of the prompt.
+"""``overnight bench --placements``: how much slower it is to keep the KV cache off the device here, by the
+length of the prompt.
 
-All placements run in turn on one loaded model with the same prompt; what counts is the median of the ratios taken inside one turn.
+All placements run in turn on one loaded model with the same prompt; what counts is the median of the ratios
+taken inside one turn.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ _DEVICE = "device"
 
 @dataclass(frozen=True, slots=True)
 class PlacementLine:
-    """A placement at one prompt length; medians. ``decode_slower``, ``prefill_slower``: times what the device takes in the same turn.
+    """A placement at one prompt length; medians. ``decode_slower``, ``prefill_slower``: times what the device
+    takes in the same turn.
 
     ``same``: whether the text is that of the device.
     """
@@ -66,7 +69,10 @@ def placement_table(result: PlacementResult) -> list[str]:
     titles = ("tokens", "KV MiB", "prefill s", "s/token", "prefill x", "decode x", "same text")
     rows = [f"{line.placement:12}" + "".join(f"{cell:>12}" for cell in _cells(line)) for line in result.lines]
     return [
-        f"one prompt, {result.new_tokens} tokens written, median of {result.repetitions} turns; x: times what the device takes",
+        (
+            f"one prompt, {result.new_tokens} tokens written, median of {result.repetitions} turns; x: times "
+            f"what the device takes"
+        ),
         " " * 12 + "".join(f"{title:>12}" for title in titles),
         *rows,
         *result.skipped,
@@ -75,15 +81,27 @@ def placement_table(result: PlacementResult) -> list[str]:
 
 def _cells(line: PlacementLine) -> tuple[str, ...]:
     return (
-        f"{line.context_tokens:,}", f"{line.kv_bytes / 2**20:,.0f}", f"{line.prefill_seconds:.2f}", f"{line.seconds_per_token:.4f}",
-        f"{line.prefill_slower:.2f}", f"{line.decode_slower:.2f}", "yes" if line.same else "no",
-    )  # fmt: skip
+        f"{line.context_tokens:,}",
+        f"{line.kv_bytes / 2**20:,.0f}",
+        f"{line.prefill_seconds:.2f}",
+        f"{line.seconds_per_token:.4f}",
+        f"{line.prefill_slower:.2f}",
+        f"{line.decode_slower:.2f}",
+        "yes" if line.same else "no",
+    )
 
 
 def bench_placements(
-    config: Config, contexts: Sequence[int], *, new_tokens: int = 32, repetitions: int = 3, say: _Say = lambda _: None
+    config: Config,
+    contexts: Sequence[int],
+    *,
+    new_tokens: int = 32,
+    repetitions: int = 3,
+    say: _Say = lambda _: None,
 ) -> PlacementResult:
-    """Measure with a prompt of the source's own words. Raises UsageError, ConfigError, DoesNotFit, SourceError."""
+    """Measure with a prompt of the source's own words. Raises UsageError, ConfigError, DoesNotFit,
+    SourceError.
+    """
     if new_tokens < 2:
         raise UsageError(f"{new_tokens} new tokens: the time of a token after the first needs at least 2")
     backend = TransformersBackend(config, say)
@@ -93,15 +111,26 @@ def bench_placements(
     # Where the run would have its files: the temporary folder of a machine is often memory.
     with tempfile.TemporaryDirectory(dir=existing_folder(Path(config.run.directory))) as folder:
         contest = open_contest(backend, plan, Path(folder), say, to_the_end=True)
-        lines = [line for length in lengths for line in _measured(contest, words[:length], new_tokens, repetitions, say)]
+        lines = [
+            line
+            for length in lengths
+            for line in _measured(contest, words[:length], new_tokens, repetitions, say)
+        ]
     return PlacementResult(new_tokens, repetitions, tuple(lines), tuple(skipped))
 
 
 def _lengths(contexts: Sequence[int], most: int) -> tuple[list[int], list[str]]:
     lengths = sorted({tokens for tokens in contexts if 0 < tokens <= most})
-    skipped = [f"{tokens:,} tokens: more than the {most:,} that fit this plan's context" for tokens in contexts if tokens > most]
+    skipped = [
+        f"{tokens:,} tokens: more than the {most:,} that fit this plan's context"
+        for tokens in contexts
+        if tokens > most
+    ]
     if not lengths:
-        raise UsageError(f"none of the prompt lengths {', '.join(map(str, contexts))} fits; the most here are {most:,} tokens")
+        raise UsageError(
+            f"none of the prompt lengths {', '.join(map(str, contexts))} fits; the most here are {most:,} "
+            f"tokens"
+        )
     return lengths, skipped
 
 
@@ -118,7 +147,9 @@ def _words(config: Config, backend: TransformersBackend, count: int) -> list[int
     return list(itertools.islice(itertools.cycle(ids), count))
 
 
-def _measured(contest: Contest, ids: Sequence[int], new_tokens: int, repetitions: int, say: _Say) -> list[PlacementLine]:
+def _measured(
+    contest: Contest, ids: Sequence[int], new_tokens: int, repetitions: int, say: _Say
+) -> list[PlacementLine]:
     placements = contest.placements()
     turns: list[dict[str, Stay]] = []
     for turn in range(repetitions):
@@ -131,8 +162,12 @@ def _measured(contest: Contest, ids: Sequence[int], new_tokens: int, repetitions
             kv_bytes=len(ids) * _bytes_per_token(contest, placement),
             prefill_seconds=statistics.median(turn[placement].prefill_seconds for turn in turns),
             seconds_per_token=statistics.median(turn[placement].seconds_per_token for turn in turns),
-            prefill_slower=statistics.median(turn[placement].prefill_seconds / turn[_DEVICE].prefill_seconds for turn in turns),
-            decode_slower=statistics.median(turn[placement].seconds_per_token / turn[_DEVICE].seconds_per_token for turn in turns),
+            prefill_slower=statistics.median(
+                turn[placement].prefill_seconds / turn[_DEVICE].prefill_seconds for turn in turns
+            ),
+            decode_slower=statistics.median(
+                turn[placement].seconds_per_token / turn[_DEVICE].seconds_per_token for turn in turns
+            ),
             same=turns[-1][placement].tokens == turns[-1][_DEVICE].tokens,
         )
         for placement in placements

@@ -1,4 +1,6 @@
-"""A short look at how fast this machine runs a model: a few of the user's own documents, a few tokens each. Kept as a calibration."""
+"""A short look at how fast this machine runs a model: a few of the user's own documents, a few tokens each.
+Kept as a calibration.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,13 @@ _OWN_TOKENS = 1024
 
 
 def speeds(contest: Contest, requests: Sequence[Request]) -> dict[str, Any]:
-    """What a calibration keeps: tokens read a second, tokens written a second by as many rows as there are requests."""
-    short = [dataclasses.replace(request, ids=request.ids[: request.prefix_tokens + _OWN_TOKENS]) for request in requests[:PROBE_DOCUMENTS]]
+    """What a calibration keeps: tokens read a second, tokens written a second by as many rows as there are
+    requests.
+    """
+    short = [
+        dataclasses.replace(request, ids=request.ids[: request.prefix_tokens + _OWN_TOKENS])
+        for request in requests[:PROBE_DOCUMENTS]
+    ]
     reading = [dataclasses.replace(request, ask=Score(((request.ids[-1],),))) for request in short]
     writing = [dataclasses.replace(request, ask=Decode(_NEW_TOKENS, loops_end=False)) for request in short]
     contest.run(OURS, reading[:2])  # what is allocated or tried out on first use is no part of the speed

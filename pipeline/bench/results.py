@@ -12,10 +12,12 @@ from pipeline.bench.contestants import OURS
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One contestant; medians over the repetitions. ``speedup`` is ours over it: its seconds a document by ours, in the same turn.
+    """One contestant; medians over the repetitions. ``speedup`` is ours over it: its seconds a document by
+    ours, in the same turn.
 
-    ``same`` is the share of its answers that are exactly ours, None where they are of another kind. Rates are None where nothing of that
-    kind was computed. ``padding_share`` is of tokens that went through the model, ``attention_padding_share`` of places in attention.
+    ``same`` is the share of its answers that are exactly ours, None where they are of another kind. Rates are
+    None where nothing of that kind was computed. ``padding_share`` is of tokens that went through the model,
+    ``attention_padding_share`` of places in attention.
     """
 
     name: str
@@ -34,7 +36,9 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class BenchResult:
-    """What was measured. ``matmul_share`` of a line: useful tokens x 2 x parameters over the machine's matmul rate in its time."""
+    """What was measured. ``matmul_share`` of a line: useful tokens x 2 x parameters over the machine's matmul
+    rate in its time.
+    """
 
     task: str
     kind: str
@@ -61,12 +65,24 @@ def table(result: BenchResult) -> list[str]:
     shape = f"prompts of {result.prompt_tokens:.0f} tokens, {result.prefix_tokens} of them shared"
     head = f"task {result.task} ({result.kind}), {result.documents} documents, {shape}"
     texts = f", {result.output_tokens:.0f} tokens written" if result.output_tokens else ""
-    titles = ("s/document", "speed-up", "prefill t/s", "decode t/s", "in forward", "padding", "of matmul", "same")
+    titles = (
+        "s/document",
+        "speed-up",
+        "prefill t/s",
+        "decode t/s",
+        "in forward",
+        "padding",
+        "of matmul",
+        "same",
+    )
     columns = " " * 16 + "".join(f"{title:>12}" for title in titles)
     rows = [f"{line.name:16}" + "".join(f"{cell:>12}" for cell in _cells(line)) for line in result.lines]
     return [
         head + texts,
-        f"median of {result.repetitions} turns; the machine multiplies at {result.matmul_gflops:,.0f} GFLOP/s",
+        (
+            f"median of {result.repetitions} turns; the machine multiplies at {result.matmul_gflops:,.0f} "
+            f"GFLOP/s"
+        ),
         columns,
         *rows,
         *(f"{line.name}: {line.what}" for line in result.lines),
@@ -75,9 +91,15 @@ def table(result: BenchResult) -> list[str]:
 
 def _cells(line: Line) -> tuple[str, ...]:
     return (
-        f"{line.seconds_per_document:.3f}", _times(line), _whole(line.read_tokens_per_second), _whole(line.decode_tokens_per_second),
-        _percent(line.forward_share), f"{line.padding_share:.1%}", _percent(line.matmul_share), _percent(line.same),
-    )  # fmt: skip
+        f"{line.seconds_per_document:.3f}",
+        _times(line),
+        _whole(line.read_tokens_per_second),
+        _whole(line.decode_tokens_per_second),
+        _percent(line.forward_share),
+        f"{line.padding_share:.1%}",
+        _percent(line.matmul_share),
+        _percent(line.same),
+    )
 
 
 def _times(line: Line) -> str:

@@ -1,4 +1,6 @@
-"""``overnight cache``: what the KV store holds, whether it is intact, and making room. Works beside runs that use the store."""
+"""``overnight cache``: what the KV store holds, whether it is intact, and making room. Works beside runs that
+use the store.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,12 @@ if TYPE_CHECKING:
 app = typer.Typer(name="cache", help="Persisted KV caches: list, verify, prune.", no_args_is_help=True)
 
 StorePath = Annotated[
-    Path, typer.Argument(metavar="PLACE", help="A configuration, a run directory, or the folder of a store.", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="PLACE",
+        help="A configuration, a run directory, or the folder of a store.",
+        show_default=False,
+    ),
 ]
 _DAY_SECONDS = 86_400
 
@@ -42,12 +49,20 @@ def verify(place: StorePath, as_json: AsJson = False) -> None:
 @app.command()
 def prune(
     place: StorePath,
-    to: Annotated[str | None, typer.Option(metavar="SIZE", help="Remove what is worth least until so much is used, e.g. 5GB.")] = None,
-    unused_days: Annotated[float | None, typer.Option(min=0, help="Remove what nobody used for so many days.")] = None,
-    kind: Annotated[
-        list[str] | None, typer.Option(help="Only prefix, document or checkpoint; may be repeated. Alone: all of these.")
+    to: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Remove what is worth least until so much is used, e.g. 5GB."),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Remove all of it, or of the kinds named.")] = False,
+    unused_days: Annotated[
+        float | None, typer.Option(min=0, help="Remove what nobody used for so many days.")
+    ] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(help="Only prefix, document or checkpoint; may be repeated. Alone: all of these."),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Remove all of it, or of the kinds named.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove entries. Deleting them costs time, not results."""
@@ -57,7 +72,9 @@ def prune(
     if not (limited or kind or everything):
         raise UsageError("say what to remove: --to SIZE, --unused-days N, --kind KIND, or --all")
     if limited and everything:
-        raise UsageError("--all removes everything; --to and --unused-days leave something: name one or the other")
+        raise UsageError(
+            "--all removes everything; --to and --unused-days leave something: name one or the other"
+        )
     pruned = admin.prune(
         _folder(place),
         to_bytes=None if to is None else _bytes(to),
@@ -95,11 +112,18 @@ def _kinds(names: list[str] | None) -> list[Kind] | None:
 
 
 def _show(found: Inspected, verb: str, *, as_json: bool) -> None:
-    damaged = found.warnings.get("damaged", 0)  # also those whose manifest told it: they are no entries any more
+    # also those whose manifest told it: they are no entries any more
+    damaged = found.warnings.get("damaged", 0)
     removed = f"; {damaged:,} damaged and removed" if damaged else ""
-    left = "".join(f"; {what}: {count:,}" for what, count in sorted(found.warnings.items()) if what != "damaged")
+    left = "".join(
+        f"; {what}: {count:,}" for what, count in sorted(found.warnings.items()) if what != "damaged"
+    )
     total = f"{len(found.entries):,} entries {verb}{removed}{left}; {found.used_bytes / 1e6:,.1f} MB used"
-    facts = {"entries": [_facts(entry) for entry in found.entries], "used_bytes": found.used_bytes, "warnings": dict(found.warnings)}
+    facts = {
+        "entries": [_facts(entry) for entry in found.entries],
+        "used_bytes": found.used_bytes,
+        "warnings": dict(found.warnings),
+    }
     print_facts(facts if as_json else None, [*map(_line, found.entries), total])
 
 
@@ -110,6 +134,9 @@ def _facts(entry: Listed) -> dict[str, Any]:
 
 def _line(entry: Listed) -> str:
     used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.last_used))
-    text = f"{entry.entry_id[:12]}  {entry.kind:<10} {entry.tokens:>8,} tokens {entry.size_bytes / 1e6:>10,.1f} MB  "
+    text = (
+        f"{entry.entry_id[:12]}  {entry.kind:<10} {entry.tokens:>8,} tokens "
+        f"{entry.size_bytes / 1e6:>10,.1f} MB  "
+    )
     text += f"{entry.storage_format:<11} took {entry.seconds:,.1f} s, used {used}"
     return text if entry.problem is None else f"{text}  DAMAGED: {entry.problem}"

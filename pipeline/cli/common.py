@@ -11,12 +11,17 @@ import typer
 if TYPE_CHECKING:
     from pipeline.stores.ledger.ledger import Ledger
 
-ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="The YAML configuration.", show_default=False)]
+ConfigPath = Annotated[
+    Path, typer.Argument(metavar="CONFIG", help="The YAML configuration.", show_default=False)
+]
 RunPath = Annotated[Path, typer.Argument(metavar="RUN_DIR", help="The run directory.", show_default=False)]
 Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="A.B=C", help="Override a key of the configuration; may be repeated.")
+    list[str] | None,
+    typer.Option("--set", metavar="A.B=C", help="Override a key of the configuration; may be repeated."),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else there.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on standard output and nothing else there.")
+]
 
 
 def open_ledger(directory: Path) -> Ledger:

@@ -21,7 +21,9 @@ _SLOW_TIMES = 1.5
 
 
 def examine(config: Path | None, overrides: Sequence[str] = ()) -> list[Finding]:
-    """The machine, and with a configuration whether its model, source and run directory would work. Loads no weights."""
+    """The machine, and with a configuration whether its model, source and run directory would work. Loads no
+    weights.
+    """
     findings = list(check_environment())
     if config is not None:
         findings += _examine_config(load_config(config, overrides))
@@ -61,11 +63,16 @@ def _memory(found: Outlook) -> Iterator[Finding]:
         return
     forecast = found.forecast
     if forecast is None:
-        yield Finding("model", "warn", f"{found.ground.cannot_plan}; a run works, its memory is not predicted")
+        yield Finding(
+            "model", "warn", f"{found.ground.cannot_plan}; a run works, its memory is not predicted"
+        )
         return
     peaks = ", ".join(
         f"{amount(size)} of {name} at most"
-        for name, size in (("VRAM", forecast.vram_peak_bytes), ("RAM", forecast.ram_peak_bytes - forecast.ram_mapped_bytes))
+        for name, size in (
+            ("VRAM", forecast.vram_peak_bytes),
+            ("RAM", forecast.ram_peak_bytes - forecast.ram_mapped_bytes),
+        )
         if size
     )
     slow = forecast.step is not None and forecast.step.slowdown >= _SLOW_TIMES
@@ -74,10 +81,14 @@ def _memory(found: Outlook) -> Iterator[Finding]:
     elif forecast.fits:
         times = f", decoding {forecast.step.slowdown:.1f} times slower" if slow and forecast.step else ""
         better = f"; {forecast.next_steps[0]}" if forecast.next_steps else ""
-        yield Finding("model", "warn" if slow else "ok", f"it works as {forecast.verdict}, with {peaks}{times}{better}")
+        yield Finding(
+            "model", "warn" if slow else "ok", f"it works as {forecast.verdict}, with {peaks}{times}{better}"
+        )
     else:
         steps = "; ".join(forecast.next_steps)
-        yield Finding("model", "warn", f"documents near the whole context do not fit: {forecast.reasons[-1]}; {steps}")
+        yield Finding(
+            "model", "warn", f"documents near the whole context do not fit: {forecast.reasons[-1]}; {steps}"
+        )
 
 
 def _disk(found: Outlook) -> Iterator[Finding]:
@@ -87,7 +98,12 @@ def _disk(found: Outlook) -> Iterator[Finding]:
     needed = (forecast.disk_peak_bytes if forecast else 0) + _FREE_DISK_BYTES
     if store.path is not None and kept:
         needed -= kept
-        yield _room(store_folder(found.config), kept + store.keep_free, "the KV store", "kv_cache.store.path, or lower its quota")
+        yield _room(
+            store_folder(found.config),
+            kept + store.keep_free,
+            "the KV store",
+            "kv_cache.store.path, or lower its quota",
+        )
     floor = found.config.run.keep_free_disk
     yield _room(Path(found.config.run.directory), needed + floor, "the run directory", "run.directory", floor)
 
@@ -97,10 +113,16 @@ def _room(folder: Path, needed_bytes: int, what: str, remedy: str, floor_bytes: 
     free_bytes = disk_of(folder).free_bytes
     free = f"{free_bytes / 1e9:.1f} GB are free where {what} is"
     if free_bytes < floor_bytes:
-        return Finding("disk", "stop", f"{free}, less than run.keep_free_disk = {floor_bytes / 1e9:.1f} GB: free some space or lower it")
+        return Finding(
+            "disk",
+            "stop",
+            f"{free}, less than run.keep_free_disk = {floor_bytes / 1e9:.1f} GB: free some space or lower it",
+        )
     if free_bytes >= needed_bytes:
         return Finding("disk", "ok", free)
-    return Finding("disk", "warn", f"{free}, and {needed_bytes / 1e9:.1f} GB may be needed; free some, or move {remedy}")
+    return Finding(
+        "disk", "warn", f"{free}, and {needed_bytes / 1e9:.1f} GB may be needed; free some, or move {remedy}"
+    )
 
 
 def _time(found: Outlook) -> Iterator[Finding]:
@@ -109,13 +131,22 @@ def _time(found: Outlook) -> Iterator[Finding]:
         yield Finding("time", "warn", remark)
     if work is None or found.forecast is None or not found.loads:
         return
-    told = f"{found.documents:,} documents take about {duration(work.seconds)} ({work.documents_per_hour:,.0f} an hour)"
+    told = (
+        f"{found.documents:,} documents take about {duration(work.seconds)} "
+        f"({work.documents_per_hour:,.0f} an hour)"
+    )
     deadline = found.forecast.deadline_seconds
     if deadline is not None and work.seconds > deadline:
         late = duration(work.seconds - deadline)
-        yield Finding("time", "warn", f"{told}, {late} more than until run.deadline; the rest is done by the same command later")
+        yield Finding(
+            "time",
+            "warn",
+            f"{told}, {late} more than until run.deadline; the rest is done by the same command later",
+        )
     elif work.seconds > _NIGHT_SECONDS:
-        yield Finding("time", "warn", f"{told}: more than one night; the same command goes on in the next one")
+        yield Finding(
+            "time", "warn", f"{told}: more than one night; the same command goes on in the next one"
+        )
     else:
         known = "" if found.ground.calibration.measured else "; overnight plan --measure makes this exact"
         yield Finding("time", "ok", f"{told}{known}")
@@ -127,6 +158,15 @@ def _source(config: Config) -> Iterator[Finding]:
     if first is None:
         yield Finding("source", "warn", "the source is empty")
     elif isinstance(first, Reject):
-        yield Finding("source", "warn", f"the first row is rejected: {first.origin.file}, line {first.origin.line}: {first.reason}")
+        yield Finding(
+            "source",
+            "warn",
+            f"the first row is rejected: {first.origin.file}, line {first.origin.line}: {first.reason}",
+        )
     else:
-        yield Finding("source", "ok", f"{len(files) or 'some'} files; the first document is {first.id!r}, {len(first.text):,} characters")
+        yield Finding(
+            "source",
+            "ok",
+            f"{len(files) or 'some'} files; the first document is {first.id!r}, {len(first.text):,} "
+            f"characters",
+        )

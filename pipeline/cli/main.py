@@ -1,4 +1,6 @@
-"""The command line. Commands are thin: they read arguments, call the product, and print. Imports are inside, so help is instant."""
+"""The command line. Commands are thin: they read arguments, call the product, and print. Imports are inside,
+so help is instant.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="overnight",
-    help="Summarize and label whole collections of documents with a large language model, overnight, on one small GPU or a CPU.",
+    help="Summarize and label whole collections of documents with a large language model, overnight, on "
+    "one small GPU or a CPU.",
     epilog="Exit codes: 0 all done; 3 finished, some documents failed; 2 wrong usage or configuration; "
     "75 stopped early, the same command goes on; 1 a fault of ours.",
     no_args_is_help=True,
@@ -36,11 +39,18 @@ app.add_typer(cache_commands)
 def run(
     config: ConfigPath,
     overrides: Overrides = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first N documents; does not change their identity.")] = None,
-    kind: Annotated[list[str] | None, typer.Option(help="Only tasks of this kind (summarize, label).")] = None,
-    fork: Annotated[bool, typer.Option("--fork", help="Start changed tasks beside the old ones instead of refusing.")] = False,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Only the first N documents; does not change their identity.")
+    ] = None,
+    kind: Annotated[
+        list[str] | None, typer.Option(help="Only tasks of this kind (summarize, label).")
+    ] = None,
+    fork: Annotated[
+        bool, typer.Option("--fork", help="Start changed tasks beside the old ones instead of refusing.")
+    ] = False,
     output: Annotated[
-        list[Path] | None, typer.Option(help="Export here when the run ends (.jsonl, .parquet, .csv); may be repeated.")
+        list[Path] | None,
+        typer.Option(help="Export here when the run ends (.jsonl, .parquet, .csv); may be repeated."),
     ] = None,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
@@ -58,7 +68,9 @@ def run(
         check_output(path, [*source_files(settings.source), *settings.source.paths])
     stop = StopSignal()
     with stop.watch_signals(), display(quiet=quiet) as observer:
-        result = run_night(settings, limit=limit, fork=fork, kinds=set(kind) if kind else None, observer=observer, stop=stop)
+        result = run_night(
+            settings, limit=limit, fork=fork, kinds=set(kind) if kind else None, observer=observer, stop=stop
+        )
     exported = [_export(result.directory, path, force=False) for path in output or ()]
     facts = _run_facts(result, exported)
     print_facts(facts if as_json else None, _run_lines(facts))
@@ -73,16 +85,30 @@ def bench(
     config: ConfigPath,
     overrides: Overrides = None,
     documents: Annotated[int, typer.Option(min=2, help="Documents of the source that take part.")] = 32,
-    slow_documents: Annotated[int, typer.Option(min=1, help="Documents a turn for contestants that go one by one.")] = 4,
+    slow_documents: Annotated[
+        int, typer.Option(min=1, help="Documents a turn for contestants that go one by one.")
+    ] = 4,
     repetitions: Annotated[int, typer.Option(min=1, help="Turns; what is told is their median.")] = 3,
     task: Annotated[str | None, typer.Option(help="Task to measure; the first one otherwise.")] = None,
-    to_the_end: Annotated[bool, typer.Option("--to-the-end", help="Every text gets max_output_tokens; end tokens do not end it.")] = False,
-    placements: Annotated[bool, typer.Option("--placements", help="Compare placements of the KV cache instead, by prompt length.")] = False,
-    context: Annotated[list[int] | None, typer.Option(min=1, help="With --placements: tokens of a prompt; may be repeated.")] = None,
-    only: Annotated[list[str] | None, typer.Option(help="Contestant beside ours; may be repeated. All of them otherwise.")] = None,
+    to_the_end: Annotated[
+        bool,
+        typer.Option("--to-the-end", help="Every text gets max_output_tokens; end tokens do not end it."),
+    ] = False,
+    placements: Annotated[
+        bool,
+        typer.Option("--placements", help="Compare placements of the KV cache instead, by prompt length."),
+    ] = False,
+    context: Annotated[
+        list[int] | None, typer.Option(min=1, help="With --placements: tokens of a prompt; may be repeated.")
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="Contestant beside ours; may be repeated. All of them otherwise.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare this program with the ways of doing it by hand, on this machine, with the configuration's model and documents."""
+    """Compare this program with the ways of doing it by hand, on this machine, with the configuration's model
+    and documents.
+    """
     from pipeline.config import load_config
 
     settings = load_config(config, overrides or ())  # a wrong one is told before the libraries are imported
@@ -106,19 +132,31 @@ def status(directory: RunPath, as_json: AsJson = False) -> None:
     """Count documents and states; also while a run is going on."""
     with open_ledger(directory) as ledger:
         counts = ledger.status().to_json()
-    lines = [f"{counts['documents']:,} documents, {counts['rejected']:,} rejected, {counts['duplicates']:,} repeated; "
-             + ("complete" if counts["complete"] else "not complete")]  # fmt: skip
+    lines = [
+        f"{counts['documents']:,} documents, {counts['rejected']:,} rejected, {counts['duplicates']:,} "
+        f"repeated; " + ("complete" if counts["complete"] else "not complete")
+    ]
     for name, states in counts["tasks"].items():
-        lines.append(f"{name}: " + ", ".join(f"{count:,} {state}" for state, count in states.items() if count))
+        lines.append(
+            f"{name}: " + ", ".join(f"{count:,} {state}" for state, count in states.items() if count)
+        )
     print_facts(counts if as_json else None, lines)
 
 
 @app.command()
 def export(
     directory: RunPath,
-    output: Annotated[Path, typer.Option("--output", "-o", help="File to write: .jsonl, .parquet or .csv.", show_default=False)],
-    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is not an earlier export.")] = False,
-    view: Annotated[int | None, typer.Option(min=0, help="Calibration to show; 0: the model's own labels. The latest otherwise.")] = None,
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="File to write: .jsonl, .parquet or .csv.", show_default=False),
+    ],
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite a file that is not an earlier export.")
+    ] = False,
+    view: Annotated[
+        int | None,
+        typer.Option(min=0, help="Calibration to show; 0: the model's own labels. The latest otherwise."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write one row a document, in input order."""
@@ -129,14 +167,28 @@ def export(
 @app.command()
 def calibrate(
     directory: RunPath,
-    gold: Annotated[Path | None, typer.Option(help="File of ids and true labels: .jsonl, .csv, .parquet, ...")] = None,
-    task: Annotated[list[str] | None, typer.Option(help="Only this task; may be repeated. All label tasks otherwise.")] = None,
-    method: Annotated[str, typer.Option(help="auto (gold labels if given, else none needed), none, batch, self_training, gold.")] = "auto",
-    expected_shares: Annotated[
-        list[str] | None, typer.Option("--share", metavar="LABEL=SHARE", help="How frequent a label is expected to be; may be repeated.")
+    gold: Annotated[
+        Path | None, typer.Option(help="File of ids and true labels: .jsonl, .csv, .parquet, ...")
     ] = None,
-    abstain_below: Annotated[float | None, typer.Option(min=0, max=1, help="Below this probability there is no answer.")] = None,
-    target_accuracy: Annotated[float | None, typer.Option(help="Abstain so that the others are right this often; needs --gold.")] = None,
+    task: Annotated[
+        list[str] | None, typer.Option(help="Only this task; may be repeated. All label tasks otherwise.")
+    ] = None,
+    method: Annotated[
+        str,
+        typer.Option(help="auto (gold labels if given, else none needed), none, batch, self_training, gold."),
+    ] = "auto",
+    expected_shares: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--share", metavar="LABEL=SHARE", help="How frequent a label is expected to be; may be repeated."
+        ),
+    ] = None,
+    abstain_below: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Below this probability there is no answer.")
+    ] = None,
+    target_accuracy: Annotated[
+        float | None, typer.Option(help="Abstain so that the others are right this often; needs --gold.")
+    ] = None,
     label_field: Annotated[str, typer.Option(help="Field of the gold file that holds the label.")] = "label",
     as_json: AsJson = False,
 ) -> None:
@@ -151,13 +203,30 @@ def calibrate(
         pass
     with place.locked(), Ledger.open(place.ledger, write=True) as ledger:
         made = calibrate_run(
-            ledger, names=task, gold=gold, label_field=label_field, method=method, shares=expected_shares,
-            abstain_below=abstain_below, target_accuracy=target_accuracy,
-        )  # fmt: skip
+            ledger,
+            names=task,
+            gold=gold,
+            label_field=label_field,
+            method=method,
+            shares=expected_shares,
+            abstain_below=abstain_below,
+            target_accuracy=target_accuracy,
+        )
         write_report(ledger, directory)
-    facts = {name: {"view": view.number, "method": view.calibration.method, "threshold": view.threshold, "final": view.final,
-                    "sentence": view.sentence} for name, view in made.items()}  # fmt: skip
-    print_facts({"tasks": facts} if as_json else None, [f"{name}: view {view.number}; {view.sentence}" for name, view in made.items()])
+    facts = {
+        name: {
+            "view": view.number,
+            "method": view.calibration.method,
+            "threshold": view.threshold,
+            "final": view.final,
+            "sentence": view.sentence,
+        }
+        for name, view in made.items()
+    }
+    print_facts(
+        {"tasks": facts} if as_json else None,
+        [f"{name}: view {view.number}; {view.sentence}" for name, view in made.items()],
+    )
 
 
 @app.command()
@@ -185,7 +254,10 @@ def retry(
         pass  # a folder without a ledger is refused before a lock is made in it
     with place.locked(), Ledger.open(place.ledger, write=True) as ledger:
         count = ledger.retry(task or None)
-    print_facts({"retried": count} if as_json else None, [f"{count:,} set back to pending; run the configuration again"])
+    print_facts(
+        {"retried": count} if as_json else None,
+        [f"{count:,} set back to pending; run the configuration again"],
+    )
 
 
 @app.command()
@@ -194,7 +266,9 @@ def show(
     document: Annotated[str, typer.Argument(metavar="ID", help="Id of the document.", show_default=False)],
     as_json: AsJson = False,
 ) -> None:
-    """Show how one document was asked and answered: prompts as the model saw them, parts, answers, timings."""
+    """Show how one document was asked and answered: prompts as the model saw them, parts, answers,
+    timings.
+    """
     from pipeline.results.show import inspect, render
 
     facts = inspect(directory, document)
@@ -208,7 +282,9 @@ def reproduce(
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
-    """Ask about one document of a run again, alone and in a run directory of its own: to see why it failed."""
+    """Ask about one document of a run again, alone and in a run directory of its own: to see why it
+    failed.
+    """
     from pipeline.cli.progress import display
     from pipeline.run.reproduce import reproduce as ask_again
     from pipeline.system.stop_signal import StopSignal
@@ -217,13 +293,18 @@ def reproduce(
     with stop.watch_signals(), display(quiet=quiet) as observer:
         result = ask_again(directory, document, observer, stop)
     facts = _run_facts(result, [])
-    print_facts(facts if as_json else None, [*_run_lines(facts), f"  logs: {result.directory}/overnight.log and worker.log"])
+    print_facts(
+        facts if as_json else None,
+        [*_run_lines(facts), f"  logs: {result.directory}/overnight.log and worker.log"],
+    )
     raise typer.Exit(result.exit_code)
 
 
 @app.command()
 def doctor(
-    config: Annotated[Path | None, typer.Argument(metavar="[CONFIG]", help="Also check this configuration.")] = None,
+    config: Annotated[
+        Path | None, typer.Argument(metavar="[CONFIG]", help="Also check this configuration.")
+    ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -232,8 +313,16 @@ def doctor(
 
     findings = examine(config, overrides or ())
     words = {"ok": "ok  ", "warn": "slow", "stop": "STOP"}
-    facts = {"findings": [{"name": finding.name, "level": finding.level, "message": finding.sentence} for finding in findings]}
-    print_facts(facts if as_json else None, [f"{words[finding.level]}  {finding.name}: {finding.sentence}" for finding in findings])
+    facts = {
+        "findings": [
+            {"name": finding.name, "level": finding.level, "message": finding.sentence}
+            for finding in findings
+        ]
+    }
+    print_facts(
+        facts if as_json else None,
+        [f"{words[finding.level]}  {finding.name}: {finding.sentence}" for finding in findings],
+    )
     raise typer.Exit(EXIT_USAGE if any(finding.level == "stop" for finding in findings) else EXIT_DONE)
 
 
@@ -242,7 +331,10 @@ add_quality_commands(app)
 
 def main() -> None:
     """Entry point: a user's mistake is a sentence, and every end has its exit code."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # until a run watches for them itself, nothing is under way that they could harm
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # until a run watches for them itself, nothing is under way that they could harm
         signal.signal(number, lambda *_: sys.exit(EXIT_STOPPED))
     try:
         app()
@@ -268,9 +360,13 @@ def _export(directory: Path, output: Path, *, force: bool, view: int | None = No
 
 def _run_facts(result: RunResult, exported: list[dict[str, Any]]) -> dict[str, Any]:
     return {
-        "exit_code": result.exit_code, "reason": result.reason, "run_directory": str(result.directory), "report": str(result.report),
-        "status": result.status.to_json(), "exports": exported,
-    }  # fmt: skip
+        "exit_code": result.exit_code,
+        "reason": result.reason,
+        "run_directory": str(result.directory),
+        "report": str(result.report),
+        "status": result.status.to_json(),
+        "exports": exported,
+    }
 
 
 def _run_lines(facts: dict[str, Any]) -> list[str]:

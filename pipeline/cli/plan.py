@@ -1,4 +1,6 @@
-"""``overnight plan``: the decision with its reasons, what it predicts, what would make it better; tables and plots of the model."""
+"""``overnight plan``: the decision with its reasons, what it predicts, what would make it better; tables and
+plots of the model.
+"""
 
 from __future__ import annotations
 
@@ -23,23 +25,44 @@ _FREE = "200GB"
 def plan(
     config: ConfigPath,
     overrides: Overrides = None,
-    hardware: Annotated[Path | None, typer.Option(help="Plan for the machine that this YAML or JSON file describes.")] = None,
+    hardware: Annotated[
+        Path | None, typer.Option(help="Plan for the machine that this YAML or JSON file describes.")
+    ] = None,
     vram: Annotated[
-        str | None, typer.Option(help="Plan for another machine: its graphics card(s), e.g. 24GiB or 2x24GiB; 0 for none.")
+        str | None,
+        typer.Option(
+            help="Plan for another machine: its graphics card(s), e.g. 24GiB or 2x24GiB; 0 for none."
+        ),
     ] = None,
     ram: Annotated[str | None, typer.Option(help="... its RAM, e.g. 64GiB.")] = None,
     pcie: Annotated[str | None, typer.Option(help="... the link between them, e.g. 4.0x16.")] = None,
     cores: Annotated[int | None, typer.Option(min=1, help="... its processor cores.")] = None,
-    disk: Annotated[str, typer.Option(help=f"... its disk: nvme, sata or hdd, and what is free, e.g. nvme:500GB; else {_FREE}.")] = "nvme",
-    measure: Annotated[bool, typer.Option("--measure", help="Load the model and time it on a few of the documents first; kept.")] = False,
-    tables: Annotated[
-        bool, typer.Option("--tables", help="Also tables: cache by context, tokens by kind of attention, models by card.")
+    disk: Annotated[
+        str,
+        typer.Option(
+            help=f"... its disk: nvme, sata or hdd, and what is free, e.g. nvme:500GB; else {_FREE}."
+        ),
+    ] = "nvme",
+    measure: Annotated[
+        bool,
+        typer.Option("--measure", help="Load the model and time it on a few of the documents first; kept."),
     ] = False,
-    plots: Annotated[Path | None, typer.Option(help="Also write plots of memory and time by context length into this folder.")] = None,
+    tables: Annotated[
+        bool,
+        typer.Option(
+            "--tables", help="Also tables: cache by context, tokens by kind of attention, models by card."
+        ),
+    ] = False,
+    plots: Annotated[
+        Path | None,
+        typer.Option(help="Also write plots of memory and time by context length into this folder."),
+    ] = None,
     plot_format: Annotated[str, typer.Option(help="png or svg.")] = "png",
     as_json: AsJson = False,
 ) -> None:
-    """Show what a run would decide and how long it would take, on this machine or another one, without loading weights."""
+    """Show what a run would decide and how long it would take, on this machine or another one, without
+    loading weights.
+    """
     from pipeline.config import load_config
 
     settings = load_config(config, overrides or ())
@@ -50,7 +73,9 @@ def plan(
         require_plots(plot_format)
     if measure:
         if machine is not None:
-            raise UsageError("--measure times this machine; it says nothing about another one. Leave out one of the two")
+            raise UsageError(
+                "--measure times this machine; it says nothing about another one. Leave out one of the two"
+            )
         from pipeline.bench.compare import measure_speeds
 
         measure_speeds(settings, lambda text: print(text, file=sys.stderr))
@@ -68,7 +93,7 @@ def plan(
 
 def _machine(
     hardware: Path | None, vram: str | None, ram: str | None, pcie: str | None, cores: int | None, disk: str
-) -> Hardware | None:  # fmt: skip
+) -> Hardware | None:
     """The machine asked about; None for this one. Raises ConfigError, UsageError."""
     words = {"--vram": vram, "--ram": ram, "--pcie": pcie, "--cores": cores}
     if hardware is not None:
@@ -82,7 +107,9 @@ def _machine(
         return None
     from pipeline.system.hardware_spec import described
 
-    return described(None if vram == "0" else vram, ram, pcie, cores, disk if ":" in disk else f"{disk}:{_FREE}")
+    return described(
+        None if vram == "0" else vram, ram, pcie, cores, disk if ":" in disk else f"{disk}:{_FREE}"
+    )
 
 
 def _show(found: Outlook, *, tables: bool, drawn: list[Path], as_json: bool) -> None:
@@ -110,14 +137,28 @@ def facts(found: Outlook, *, tables: bool = False, drawn: list[Path] | None = No
         "machine": dataclasses.asdict(found.ground.machine),
         "quantities": {quantity.name: quantity.to_json() for quantity in found.quantities},
         "documents": {
-            "count": found.documents, "characters": found.characters, "sampled": len(found.lengths),
-            "tokens": tokens.value if tokens else None, "tokens_error": tokens.error if tokens else None,
-            "histogram": [{"from": low, "to": high, "sampled": count} for low, high, count in found.histogram()],
+            "count": found.documents,
+            "characters": found.characters,
+            "sampled": len(found.lengths),
+            "tokens": tokens.value if tokens else None,
+            "tokens_error": tokens.error if tokens else None,
+            "histogram": [
+                {"from": low, "to": high, "sampled": count} for low, high, count in found.histogram()
+            ],
         },
         "plots": [str(path) for path in drawn or ()],
-    }  # fmt: skip
+    }
     if forecast is not None:
-        names = ("verdict", "reasons", "warnings", "next_steps", "layout", "keep_documents", "cache_place", "rows")
+        names = (
+            "verdict",
+            "reasons",
+            "warnings",
+            "next_steps",
+            "layout",
+            "keep_documents",
+            "cache_place",
+            "rows",
+        )
         said["forecast"] = {name: getattr(forecast, name) for name in names}
     if tables:
         said["tables"] = _table_facts(found)
@@ -131,25 +172,41 @@ def _decision(found: Outlook) -> list[str]:
             "a run works all the same, with batches as for a Llama of these widths; memory is not predicted",
         ]
     verdicts = {
-        "resident": "it fits", "cache offloaded": "it fits with its cache outside of the card", "split": "it works, split over memories",
+        "resident": "it fits",
+        "cache offloaded": "it fits with its cache outside of the card",
+        "split": "it works, split over memories",
         "does not fit": "it does not fit",
-    }  # fmt: skip
-    lines = [f"Decision: {verdicts[found.forecast.verdict]}.", *(f"  - {reason}" for reason in found.forecast.reasons)]
+    }
+    lines = [
+        f"Decision: {verdicts[found.forecast.verdict]}.",
+        *(f"  - {reason}" for reason in found.forecast.reasons),
+    ]
     if found.plan is not None:
         lines.append(
-            f"  - batches of at most {found.plan.max_batch_rows} rows and {found.plan.batch_tokens:,} tokens; layout {found.plan.layout}"
+            f"  - batches of at most {found.plan.max_batch_rows} rows and {found.plan.batch_tokens:,} "
+            f"tokens; layout {found.plan.layout}"
         )
     return lines
 
 
 def _predictions(found: Outlook) -> list[str]:
-    shown = [quantity for quantity in found.quantities if quantity.value or (quantity.value is None and quantity.unit == "seconds")]
+    shown = [
+        quantity
+        for quantity in found.quantities
+        if quantity.value or (quantity.value is None and quantity.unit == "seconds")
+    ]
     if not shown:
         return []
     width = max(len(quantity.name) for quantity in shown)
     origin = found.ground.machine.rates.origin
-    head = f"Predictions (speeds: {origin})" + ("" if found.ground.calibration.measured else "; --measure times the model itself")
-    return ["", f"{head}:", *(f"  {quantity.name.replace('_', ' '):{width}}  {quantity.shown}" for quantity in shown)]
+    head = f"Predictions (speeds: {origin})" + (
+        "" if found.ground.calibration.measured else "; --measure times the model itself"
+    )
+    return [
+        "",
+        f"{head}:",
+        *(f"  {quantity.name.replace('_', ' '):{width}}  {quantity.shown}" for quantity in shown),
+    ]
 
 
 def _documents(found: Outlook) -> list[str]:
@@ -158,7 +215,10 @@ def _documents(found: Outlook) -> list[str]:
         return []
     lines = [
         "",
-        f"Documents: {found.documents:,}, about {tokens.value:,.0f} tokens (± {tokens.error:,.0f} by a sample of {len(found.lengths)}):",
+        (
+            f"Documents: {found.documents:,}, about {tokens.value:,.0f} tokens (± {tokens.error:,.0f} by a "
+            f"sample of {len(found.lengths)}):"
+        ),
     ]
     for low, high, count in found.histogram():
         if not count:
@@ -167,10 +227,14 @@ def _documents(found: Outlook) -> list[str]:
         lines.append(f"  {low:>9,} to {high - 1:>9,} tokens  {count / len(found.lengths):>4.0%}  {bar}")
     for load in found.loads:
         expected = (
-            "as long as max_output_tokens allows" if load.output_tokens is None else f"{load.output_tokens:.0f} tokens, as seen before"
+            "as long as max_output_tokens allows"
+            if load.output_tokens is None
+            else f"{load.output_tokens:.0f} tokens, as seen before"
         )
         if load.kind == "summarize":
-            lines.append(f"  task {load.name}: {load.questions_a_document:.1f} requests a document; answers {expected}")
+            lines.append(
+                f"  task {load.name}: {load.questions_a_document:.1f} requests a document; answers {expected}"
+            )
     return lines
 
 
@@ -179,7 +243,10 @@ def _advice(found: Outlook) -> list[str]:
 
     lines = [f"  ! {line}" for line in advice_lines(found)]
     steps = [f"  > {step}" for step in (found.forecast.next_steps if found.forecast else ())]
-    return [*(["", "Worth knowing:", *lines] if lines else []), *(["", "For the next better step:", *steps] if steps else [])]
+    return [
+        *(["", "Worth knowing:", *lines] if lines else []),
+        *(["", "For the next better step:", *steps] if steps else []),
+    ]
 
 
 def _free_bytes(found: Outlook) -> int:
@@ -188,7 +255,11 @@ def _free_bytes(found: Outlook) -> int:
     from pipeline.planner.plan import usable
 
     shape, wish = found.ground.shape, found.ground.wish
-    return max(0, rooms(usable(found.config, found.ground.machine)).device_bytes - shape.weights_bytes(wish.quantization, wish.dtype))
+    return max(
+        0,
+        rooms(usable(found.config, found.ground.machine)).device_bytes
+        - shape.weights_bytes(wish.quantization, wish.dtype),
+    )
 
 
 def _tables(found: Outlook) -> list[str]:

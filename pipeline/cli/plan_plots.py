@@ -16,7 +16,9 @@ _CONTEXTS = tuple(2**power for power in range(9, 18))
 
 
 def draw(found: Outlook, folder: Path, plot_format: str = "png") -> list[Path]:
-    """Memory by context length, and time where speeds are known; returns their files. Raises UsageError, StoppedEarly."""
+    """Memory by context length, and time where speeds are known; returns their files. Raises UsageError,
+    StoppedEarly.
+    """
     require_plots(plot_format)
     make_plot_folder(folder)
     written = []
@@ -42,8 +44,15 @@ def _memory(axes: Any, found: Outlook) -> None:
     rows = sorted({1, found.forecast.rows if found.forecast and found.forecast.rows else 1})
     for count in rows:
         label = f"and cache of {count} row{'' if count == 1 else 's'}"
-        axes.plot(contexts, [weights + shape.kv_bytes(tokens, wish.dtype, count) / gib for tokens in contexts], marker="o", label=label)
-    axes.axhline(rooms(found.ground.machine).device_bytes / gib, color="tab:red", linestyle="--", label="may be used")
+        axes.plot(
+            contexts,
+            [weights + shape.kv_bytes(tokens, wish.dtype, count) / gib for tokens in contexts],
+            marker="o",
+            label=label,
+        )
+    axes.axhline(
+        rooms(found.ground.machine).device_bytes / gib, color="tab:red", linestyle="--", label="may be used"
+    )
     axes.set(xscale="log", xlabel="tokens of context", ylabel="GiB", title=f"memory, {shape.attention()}")
     axes.set_xscale("log", base=2)
     axes.legend(loc="upper left")
@@ -52,12 +61,25 @@ def _memory(axes: Any, found: Outlook) -> None:
 def _time(axes: Any, found: Outlook) -> None:
     shape, wish, speed = found.ground.shape, found.ground.wish, Speed(found.ground.machine.rates)
     contexts = _contexts(found)
-    axes.plot(contexts, [prefill_seconds(shape, tokens, speed) for tokens in contexts], marker="o", label="reading one prompt")
+    axes.plot(
+        contexts,
+        [prefill_seconds(shape, tokens, speed) for tokens in contexts],
+        marker="o",
+        label="reading one prompt",
+    )
     steps = [
-        decode_step(shape, speed, quantization=wish.quantization, dtype=wish.dtype, rows=1, tokens=tokens).seconds for tokens in contexts
+        decode_step(
+            shape, speed, quantization=wish.quantization, dtype=wish.dtype, rows=1, tokens=tokens
+        ).seconds
+        for tokens in contexts
     ]
     axes.plot(contexts, steps, marker="s", label="writing one token, one row")
-    axes.set(yscale="log", xlabel="tokens of context", ylabel="seconds", title=f"time, speeds {found.ground.machine.rates.origin}")
+    axes.set(
+        yscale="log",
+        xlabel="tokens of context",
+        ylabel="seconds",
+        title=f"time, speeds {found.ground.machine.rates.origin}",
+    )
     axes.set_xscale("log", base=2)
     axes.legend(loc="upper left")
 

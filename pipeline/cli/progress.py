@@ -1,4 +1,6 @@
-"""What a person sees while a run goes on: a progress bar on a terminal, a line every now and then in a log."""
+"""What a person sees while a run goes on: a progress bar on a terminal, a line every now and then in a
+log.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +30,24 @@ def display(*, quiet: bool = False) -> Iterator[Observer]:
 
 
 def _bar() -> Iterator[Observer]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[facts]}"))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[facts]}"),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         line = bar.add_task("starting", total=None, facts="")
 
         def observe(report: Report) -> None:
             label = report.message or report.stage
-            bar.update(line, description=label, total=report.total or None, completed=report.done, facts=facts(report))
+            bar.update(
+                line,
+                description=label,
+                total=report.total or None,
+                completed=report.done,
+                facts=facts(report),
+            )
 
         yield observe
 
@@ -52,7 +65,11 @@ class _Lines:
             return
         self._stage, self._last = report.stage, now
         counts = f" {report.done:,}/{report.total:,}" if report.total else ""
-        print(f"{time.strftime('%H:%M:%S')} {report.message or report.stage}{counts} {facts(report)}".rstrip(), file=sys.stderr, flush=True)
+        print(
+            f"{time.strftime('%H:%M:%S')} {report.message or report.stage}{counts} {facts(report)}".rstrip(),
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def facts(report: Report) -> str:

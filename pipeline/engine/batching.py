@@ -1,8 +1,9 @@
 """Requests to batches under a plan: pure functions on lengths, no torch.
 
-A batch holds one kind of ask, longest prompts first, within ``max_batch_rows`` and ``batch_tokens``. Inside a batch, prompts
-are prefilled in small groups of near lengths (``prefill_groups``) and decoded together: on the measured machine prefill is
-fastest in small groups and decode in large ones, so padding is paid once in KV memory, hardly in compute.
+A batch holds one kind of ask, longest prompts first, within ``max_batch_rows`` and ``batch_tokens``. Inside a
+batch, prompts are prefilled in small groups of near lengths (``prefill_groups``) and decoded together: on the
+measured machine prefill is fastest in small groups and decode in large ones, so padding is paid once in KV
+memory, hardly in compute.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 
 from pipeline.records import Decode, Plan, Request
 
-# A row may be padded to at most this many times its own prompt; its padding costs KV memory and attention, not matrix products.
+# A row may be padded to at most this many times its own prompt; its padding costs KV memory and attention,
+# not matrix products.
 PADDED_TO_AT_MOST = 2
 # ... except among prompts this short, where an additional row always pays.
 SHORT_TOKENS = 64
@@ -32,18 +34,24 @@ def row_tokens(request: Request) -> int:
 
 
 def batch_columns(batch: Sequence[Request]) -> int:
-    """Columns of the padded batch: the longest prompt and the most new tokens, whichever rows they come from."""
+    """Columns of the padded batch: the longest prompt and the most new tokens, whichever rows they come
+    from.
+    """
     return max(len(request.ids) for request in batch) + max(new_tokens(request) for request in batch)
 
 
 @dataclass(slots=True)
 class RowLimits:
-    """What out-of-memory taught: how many columns a batch may have in all rows together, however long they are."""
+    """What out-of-memory taught: how many columns a batch may have in all rows together, however long they
+    are.
+    """
 
     _area: int | None = None
 
     def learn(self, columns: int, rows: int) -> None:
-        """From now on, batches of ``columns`` have at most ``rows`` rows (at least one), shorter ones as many more as they are shorter."""
+        """From now on, batches of ``columns`` have at most ``rows`` rows (at least one), shorter ones as many
+        more as they are shorter.
+        """
         area = columns * max(1, rows)
         self._area = area if self._area is None else min(self._area, area)
 
@@ -53,13 +61,19 @@ class RowLimits:
 
 
 def next_batch(
-    queue: Iterable[Request], plan: Plan, *, row_limit: Callable[[int], int | None] | None = None, equal_lengths: bool = False
+    queue: Iterable[Request],
+    plan: Plan,
+    *,
+    row_limit: Callable[[int], int | None] | None = None,
+    equal_lengths: bool = False,
 ) -> list[Request]:
-    """The next requests to run together: the longest prompt in the queue and as many near to it as fit. Leaves ``queue`` alone.
+    """The next requests to run together: the longest prompt in the queue and as many near to it as fit.
+    Leaves ``queue`` alone.
 
-    Bounds: at most ``plan.max_batch_rows`` rows and ``row_limit(columns)``, rows x columns at most ``plan.batch_tokens``, one
-    kind of ask, and no prompt padded to more than twice its length (short ones: by more than 64 tokens). A request that
-    exceeds ``batch_tokens`` on its own goes alone. With ``equal_lengths`` all prompts have the same length.
+    Bounds: at most ``plan.max_batch_rows`` rows and ``row_limit(columns)``, rows x columns at most
+    ``plan.batch_tokens``, one kind of ask, and no prompt padded to more than twice its length (short ones: by
+    more than 64 tokens). A request that exceeds ``batch_tokens`` on its own goes alone. With
+    ``equal_lengths`` all prompts have the same length.
     """
     ordered = sorted(queue, key=lambda request: (-len(request.ids), -new_tokens(request), request.request_id))
     batch: list[Request] = ordered[:1]
@@ -85,13 +99,17 @@ def _near(request: Request, longest: Request, equal_lengths: bool) -> bool:
 def _fits(batch: Sequence[Request], plan: Plan, row_limit: Callable[[int], int | None] | None) -> bool:
     columns = batch_columns(batch)
     limit = row_limit(columns) if row_limit else None
-    return len(batch) <= min(plan.max_batch_rows, limit or plan.max_batch_rows) and len(batch) * columns <= plan.batch_tokens
+    return (
+        len(batch) <= min(plan.max_batch_rows, limit or plan.max_batch_rows)
+        and len(batch) * columns <= plan.batch_tokens
+    )
 
 
 def prefill_groups(lengths: Sequence[int], chunk_tokens: int) -> list[range]:
     """Consecutive rows to prefill together: rows x longest prompt at most ``chunk_tokens``, or one row alone.
 
-    ``lengths`` are prompt lengths; in descending order (as ``next_batch`` gives them) neighbours pad each other little.
+    ``lengths`` are prompt lengths; in descending order (as ``next_batch`` gives them) neighbours pad each
+    other little.
     """
     groups: list[range] = []
     start, longest = 0, 0
@@ -104,5 +122,7 @@ def prefill_groups(lengths: Sequence[int], chunk_tokens: int) -> list[range]:
 
 
 def chunk_columns(rows: int, chunk_tokens: int) -> int:
-    """Columns of one prefill pass over ``rows`` rows, so that a pass computes about ``chunk_tokens`` tokens at most."""
+    """Columns of one prefill pass over ``rows`` rows, so that a pass computes about ``chunk_tokens`` tokens
+    at most.
+    """
     return max(1, chunk_tokens // rows)

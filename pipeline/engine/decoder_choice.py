@@ -1,4 +1,6 @@
-"""Which decoder a configuration means, and what ``overnight bench`` has found fastest here. Imports no torch."""
+"""Which decoder a configuration means, and what ``overnight bench`` has found fastest here. Imports no
+torch.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ _FORMAT = 1
 
 
 def chosen_decoder(config: Config, dtype: str, device: str) -> Decoder:
-    """The decoder asked for; for ``auto`` the one that was measured fastest for this model on this device, else ``overnight``."""
+    """The decoder asked for; for ``auto`` the one that was measured fastest for this model on this device,
+    else ``overnight``.
+    """
     if config.engine.decoder != "auto":
         return config.engine.decoder
     return recall(config, dtype, device) or "overnight"
@@ -26,16 +30,24 @@ def remember(config: Config, dtype: str, device: str, decoder: Decoder) -> None:
     path = cache_folder() / "decoders" / f"{_key(config, dtype, device)}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     with replace_file(path) as file:
-        file.write(json.dumps({"format": _FORMAT, "decoder": decoder, "model": config.model.id, "device": device}).encode())
+        file.write(
+            json.dumps(
+                {"format": _FORMAT, "decoder": decoder, "model": config.model.id, "device": device}
+            ).encode()
+        )
 
 
 def recall(config: Config, dtype: str, device: str) -> Decoder | None:
     """What was remembered; None when nothing was, or what lies there cannot be read."""
     try:
-        found = json.loads((cache_folder() / "decoders" / f"{_key(config, dtype, device)}.json").read_text("utf-8"))
+        found = json.loads(
+            (cache_folder() / "decoders" / f"{_key(config, dtype, device)}.json").read_text("utf-8")
+        )
     except (OSError, ValueError):
         return None
-    decoder: Decoder | None = found.get("decoder") if isinstance(found, dict) and found.get("format") == _FORMAT else None
+    decoder: Decoder | None = (
+        found.get("decoder") if isinstance(found, dict) and found.get("format") == _FORMAT else None
+    )
     return decoder if decoder in ("overnight", "transformers", "continuous") else None
 
 

@@ -68,13 +68,19 @@ class TransformersBackend:
         described: dict[str, Any] = architecture(self._location, self._config.model).to_dict()
         return described
 
-    def open_engine(self, plan: Plan, offload_folder: Path, say: Callable[[str], None]) -> tuple[Engine, Mapping[str, Any]]:
-        """Load the weights; the decoder asked for where it is for this model, else static batches, with the reason."""
+    def open_engine(
+        self, plan: Plan, offload_folder: Path, say: Callable[[str], None]
+    ) -> tuple[Engine, Mapping[str, Any]]:
+        """Load the weights; the decoder asked for where it is for this model, else static batches, with the
+        reason.
+        """
         loaded = self.load(plan, offload_folder, say)
         tokenizer = self._tokenizer
         name = chosen_decoder(self._config, plan.dtype, device_name(loaded.input_device))
         self._caches, told = open_caches(self._config, plan, loaded, self._weights, say)
-        engine, kind = open_decoder(name, loaded, plan, end_ids=tokenizer.end_ids, pad_id=tokenizer.pad_id, caches=self._caches)
+        engine, kind = open_decoder(
+            name, loaded, plan, end_ids=tokenizer.end_ids, pad_id=tokenizer.pad_id, caches=self._caches
+        )
         return engine, {**loaded.facts, "engine": kind, "kv_store": told}
 
     def load(self, plan: Plan, offload_folder: Path, say: Callable[[str], None]) -> LoadedModel:
@@ -84,7 +90,9 @@ class TransformersBackend:
         DiskLayer.folder = offload_folder / "kv"
         reason = why_streamed(self._config, self._location, plan)
         if reason is not None:
-            return open_streamed(self._config, self._location, plan.dtype, self._weights, say, reason, plan.streaming)
+            return open_streamed(
+                self._config, self._location, plan.dtype, self._weights, say, reason, plan.streaming
+            )
         return load_model(self._config.model, plan.dtype, offload_folder, say, self._location)
 
     def store_facts(self, *, close: bool = False) -> Mapping[str, Any]:

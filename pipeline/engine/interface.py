@@ -34,8 +34,8 @@ class Engine(Protocol):
     def step(self) -> Sequence[Generation]:
         """Do the next piece of work and return what finished by it, possibly nothing.
 
-        Out of memory is handled inside (the batch is halved); a request that does not fit alone comes back as a Generation with
-        error ``out_of_memory``.
+        Out of memory is handled inside (the batch is halved); a request that does not fit alone comes back as
+        a Generation with error ``out_of_memory``.
         """
         ...
 
@@ -57,7 +57,9 @@ class Backend(Protocol):
         ...
 
     def identity(self) -> Mapping[str, Any]:
-        """What makes this model this model: ids, revision, weights and tokenizer digests; enters every fingerprint."""
+        """What makes this model this model: ids, revision, weights and tokenizer digests; enters every
+        fingerprint.
+        """
         ...
 
     def resolve(self) -> Mapping[str, str]:
@@ -68,8 +70,12 @@ class Backend(Protocol):
         """The model's configuration (config.json), for the planner."""
         ...
 
-    def open_engine(self, plan: Plan, offload_folder: Path, say: Callable[[str], None]) -> tuple[Engine, Mapping[str, Any]]:
-        """Load the weights; returns the engine and facts for the report (device map, weight bytes, peak while loading, ...)."""
+    def open_engine(
+        self, plan: Plan, offload_folder: Path, say: Callable[[str], None]
+    ) -> tuple[Engine, Mapping[str, Any]]:
+        """Load the weights; returns the engine and facts for the report (device map, weight bytes, peak while
+        loading, ...).
+        """
         ...
 
     def store_facts(self, *, close: bool = False) -> Mapping[str, Any]:

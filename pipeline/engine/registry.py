@@ -1,4 +1,6 @@
-"""Which backend serves a configuration. The one place that knows their names; importing it imports none of them."""
+"""Which backend serves a configuration. The one place that knows their names; importing it imports none of
+them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ VARIABLE = "OVERNIGHT_BACKEND"
 
 
 def open_backend(config: Config) -> Backend:
-    """The backend named by $OVERNIGHT_BACKEND ("module:Class", how tests put a scripted engine in), else transformers."""
+    """The backend named by $OVERNIGHT_BACKEND ("module:Class", how tests put a scripted engine in), else
+    transformers.
+    """
     name = os.environ.get(VARIABLE, DEFAULT)
     module, _, attribute = name.partition(":")
     try:

@@ -1,7 +1,7 @@
 """The decoders by name, each over a model that is already loaded; several may use one model in turn.
 
-An engine that is not for this model, or not for this plan, is replaced by static batches, and the sentence that goes into the report
-says so and why.
+An engine that is not for this model, or not for this plan, is replaced by static batches, and the sentence
+that goes into the report says so and why.
 """
 
 from __future__ import annotations
@@ -26,16 +26,27 @@ from pipeline.errors import ConfigError
 from pipeline.records import Plan
 
 _RECENT_SHARE = 8  # of a batch's tokens: documents kept in memory between two questions
-_LIBRARY_WORDS = {"transformers": "generate of transformers", "continuous": "continuous batching of transformers"}
+_LIBRARY_WORDS = {
+    "transformers": "generate of transformers",
+    "continuous": "continuous batching of transformers",
+}
 
 
 def open_decoder(
-    name: Decoder | Literal["static"], loaded: LoadedModel, plan: Plan, *, end_ids: Sequence[int], pad_id: int, caches: Caches | None = None
+    name: Decoder | Literal["static"],
+    loaded: LoadedModel,
+    plan: Plan,
+    *,
+    end_ids: Sequence[int],
+    pad_id: int,
+    caches: Caches | None = None,
 ) -> tuple[Engine, str]:
-    """The engine called ``name`` and what it is, for the report. ``static``: our own batches that run to their end together.
+    """The engine called ``name`` and what it is, for the report. ``static``: our own batches that run to
+    their end together.
 
-    An engine that has nothing to do leaves the model to the others. Without ``end_ids`` texts end by their length or by a loop.
-    ``caches``: where persisted caches are looked for. Raises ConfigError where a quantized KV cache is not for this model.
+    An engine that has nothing to do leaves the model to the others. Without ``end_ids`` texts end by their
+    length or by a loop. ``caches``: where persisted caches are looked for. Raises ConfigError where a
+    quantized KV cache is not for this model.
     """
     if plan.placement == "quantized":
         _require_quantizable(loaded)
@@ -55,11 +66,20 @@ def open_decoder(
 
 
 def _streamed(
-    name: Decoder | Literal["static"], loaded: StreamedModel, plan: Plan, end_ids: Sequence[int], pad_id: int, caches: Caches | None,
+    name: Decoder | Literal["static"],
+    loaded: StreamedModel,
+    plan: Plan,
+    end_ids: Sequence[int],
+    pad_id: int,
+    caches: Caches | None,
     attention: str,
-) -> tuple[Engine, str]:  # fmt: skip
-    """Packed passes where they are for the model, each of them a sweep; else micro-batches side by side in each layer."""
-    static = StreamedEngine(loaded.model, loaded.gates, plan, end_ids=end_ids, pad_id=pad_id, attention=attention)
+) -> tuple[Engine, str]:
+    """Packed passes where they are for the model, each of them a sweep; else micro-batches side by side in
+    each layer.
+    """
+    static = StreamedEngine(
+        loaded.model, loaded.gates, plan, end_ids=end_ids, pad_id=pad_id, attention=attention
+    )
     told = "micro-batches on streamed weights"
     if name == "static" or plan.placement != "device":
         return static, f"{told} (the KV cache is {plan.placement})" if plan.placement != "device" else told
@@ -67,19 +87,26 @@ def _streamed(
         return static, f"{told}; {_LIBRARY_WORDS[name]} is not for streamed weights"
     with attention_as(loaded.model, attention):
         engine, kind = _overnight(loaded, plan, end_ids, static, caches)
-    return engine, kind.replace("static batches", told) if engine is static else f"{kind}, on streamed weights"
+    return engine, kind.replace(
+        "static batches", told
+    ) if engine is static else f"{kind}, on streamed weights"
 
 
 def _require_quantizable(loaded: LoadedModel) -> None:
     if not is_quantizable(Forward(loaded.model)):
         raise ConfigError(
-            "kv_cache.placement: quantized is for models whose layers are all full attention; this one has others. "
+            "kv_cache.placement: quantized is for models whose layers are all full attention; this one "
+            "has others. "
             "Use device, offloaded or disk, or auto."
         )
 
 
-def _prepare_stages(static: PlainEngine, loaded: LoadedModel, plan: Plan, caches: Caches | None, attention: str) -> None:
-    """Let static batches use the store, where caches of this family can be taken apart and put together again."""
+def _prepare_stages(
+    static: PlainEngine, loaded: LoadedModel, plan: Plan, caches: Caches | None, attention: str
+) -> None:
+    """Let static batches use the store, where caches of this family can be taken apart and put together
+    again.
+    """
     if caches is None:
         return
     if plan.placement not in REUSABLE:
@@ -95,10 +122,13 @@ def _prepare_stages(static: PlainEngine, loaded: LoadedModel, plan: Plan, caches
 
 def _overnight(
     loaded: LoadedModel, plan: Plan, end_ids: Sequence[int], static: ModelEngine, caches: Caches | None
-) -> tuple[Engine, str]:  # fmt: skip
+) -> tuple[Engine, str]:
     reason = unsupported(loaded.model, plan)
     if reason is not None:
-        return static, f"static batches; continuous batching and prefix reuse are off for this model: {reason}"
+        return (
+            static,
+            f"static batches; continuous batching and prefix reuse are off for this model: {reason}",
+        )
     window = sliding_window(loaded.model.config)
     reuse = caches.of(IMPLEMENTATION) if caches else None
     engine = ContinuousEngine(loaded.model, plan, end_ids=end_ids, static=static, window=window, reuse=reuse)
@@ -106,7 +136,13 @@ def _overnight(
 
 
 def _library(
-    name: Decoder, loaded: LoadedModel, plan: Plan, end_ids: Sequence[int], pad_id: int, static: PlainEngine, attention: str
+    name: Decoder,
+    loaded: LoadedModel,
+    plan: Plan,
+    end_ids: Sequence[int],
+    pad_id: int,
+    static: PlainEngine,
+    attention: str,
 ) -> tuple[Engine, str]:
     kind = _library_kind(name)
     reason = _unsuited(kind, loaded, plan, pad_id, attention)
@@ -126,7 +162,9 @@ def _library_kind(name: Decoder) -> type[LibraryEngine]:
     return ContinuousLibraryEngine
 
 
-def _unsuited(kind: type[LibraryEngine], loaded: LoadedModel, plan: Plan, pad_id: int, attention: str) -> str | None:
+def _unsuited(
+    kind: type[LibraryEngine], loaded: LoadedModel, plan: Plan, pad_id: int, attention: str
+) -> str | None:
     if not kind.spread and (reason := spread(loaded.model)) is not None:
         return reason
     static = PlainEngine(loaded.model, plan, end_ids=(), pad_id=pad_id, attention=attention)

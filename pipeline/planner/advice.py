@@ -1,4 +1,6 @@
-"""What to do about it: the changes that lead to the next better step, and what the user should know before the night."""
+"""What to do about it: the changes that lead to the next better step, and what the user should know before
+the night.
+"""
 
 from __future__ import annotations
 
@@ -11,42 +13,66 @@ _SHORTEST_USEFUL_TOKENS = 512
 _LESS: dict[str, tuple[str, ...]] = {"none": ("int8", "nf4"), "int8": ("nf4",), "nf4": ()}
 
 
-def next_steps(
-    shape: ModelShape, need: Need, have: Room, wish: Wish, verdict: str, rows: int
-) -> list[str]:  # fmt: skip
+def next_steps(shape: ModelShape, need: Need, have: Room, wish: Wish, verdict: str, rows: int) -> list[str]:
     """What would have to change for the next better step, the cheapest first."""
     if verdict == "resident":
         most = wish.rows or have.most_rows
         if rows >= most:
             return []
         more = shape.kv_bytes(wish.typical_tokens, wish.kept_dtype, rows) / CACHE_SHARE
-        return [f"{amount(more / have.usable_share)} more {have.memory_name} would let {2 * rows} rows decode together instead of {rows}"]
+        return [
+            (
+                f"{amount(more / have.usable_share)} more {have.memory_name} would let {2 * rows} rows "
+                f"decode "
+                f"together instead of {rows}"
+            )
+        ]
     found = []
     if wish.cache_place in ("ram", "disk") and need.together_bytes <= have.device_bytes:
         return [f"with kv_cache.placement auto everything stays {have.device_name}: it fits"]
     if have.device_weights_bytes < need.weights_bytes and need.together_bytes <= have.device_bytes:
-        return [f"with {amount(need.weights_bytes)} allowed by model.max_memory everything fits {have.device_name}"]
+        return [
+            (
+                f"with {amount(need.weights_bytes)} allowed by model.max_memory everything fits "
+                f"{have.device_name}"
+            )
+        ]
     left = have.device_bytes - need.weights_bytes - need.activation_bytes
     if left > 0:
         shorter = shape.tokens_in(left, wish.kept_dtype)
         if shorter >= _SHORTEST_USEFUL_TOKENS or shorter < 0:
             context = wish.context_tokens if shorter < 0 else min(wish.context_tokens, shorter // 128 * 128)
-            found.append(f"with model.context_tokens {context:,} everything fits {have.device_name}; longer documents are split")
+            found.append(
+                f"with model.context_tokens {context:,} everything fits {have.device_name}; longer "
+                f"documents are split"
+            )
     if left > 0 and not wish.cache_dtype and all(layer.kind == "full" for layer in shape.kinds):
         packed = amount(shape.kv_bytes(wish.row_tokens, "float8"))
-        found.append(f"with kv_cache.placement quantized the cache takes {packed} in 8 bits, which may change answers")
+        found.append(
+            f"with kv_cache.placement quantized the cache takes {packed} in 8 bits, which may change answers"
+        )
     for less in _LESS[wish.quantization]:
         smaller = shape.weights_bytes(less, wish.dtype)
         if smaller + need.row_bytes + need.activation_bytes <= have.device_bytes:
-            found.append(f"with model.quantization {less} the weights take {amount(smaller)} and everything fits {have.device_name}")
+            found.append(
+                f"with model.quantization {less} the weights take {amount(smaller)} and everything fits "
+                f"{have.device_name}"
+            )
             break
     if verdict == "does not fit" and wish.quantization != "none":
-        found.append("with model.quantization none the weights may be split over card, RAM and disk, which works but is slow")
+        found.append(
+            "with model.quantization none the weights may be split over card, RAM and disk, which works "
+            "but is slow"
+        )
     if verdict == "does not fit" and have.on_card and need.together_bytes <= have.ram_bytes:
-        found.append(f"with model.device_map cpu everything is computed in RAM ({amount(have.ram_bytes)} may be used), slowly")
+        found.append(
+            f"with model.device_map cpu everything is computed in RAM ({amount(have.ram_bytes)} may be "
+            f"used), slowly"
+        )
     if verdict == "does not fit" and wish.cache_place is not None and not wish.cache_dtype:
         found.append(
-            f"with kv_cache.placement auto RAM ({amount(have.ram_bytes)} beside) and disk ({amount(have.disk_bytes)}) are tried too"
+            f"with kv_cache.placement auto RAM ({amount(have.ram_bytes)} beside) and disk "
+            f"({amount(have.disk_bytes)}) are tried too"
         )
     short = need.together_bytes - have.device_bytes
     found.append(f"{amount(short / have.usable_share)} more {have.memory_name} would hold everything")
@@ -59,8 +85,10 @@ def warnings_about(shape: ModelShape, need: Need, wish: Wish, where: Where, have
     experts = sum(weight.parameters for weight in shape.weights if weight.module == "experts")
     if wish.quantization != "none" and experts * 2 > shape.parameters:
         found.append(
-            f"{experts / shape.parameters:.0%} of the parameters are experts, which bitsandbytes does not shrink: "
-            f"{wish.quantization} saves only {1 - need.weights_bytes / shape.weights_bytes('none', wish.dtype):.0%}; "
+            f"{experts / shape.parameters:.0%} of the parameters are experts, which bitsandbytes does not "
+            f"shrink: "
+            f"{wish.quantization} saves only "
+            f"{1 - need.weights_bytes / shape.weights_bytes('none', wish.dtype):.0%}; "
             "take a dense model, or one published in 4 bits"
         )
     elif wish.quantization != "none" and not any(weight.shrinks for weight in shape.weights):
@@ -68,11 +96,17 @@ def warnings_about(shape: ModelShape, need: Need, wish: Wish, where: Where, have
     if shape.attention() == "MHA" and where.verdict == "cache offloaded" and shape.query_heads >= 16:
         grouped = shape.with_kv_heads(8).kv_bytes(wish.row_tokens, wish.kept_dtype)
         found.append(
-            f"it is the cache that does not fit, and this model keeps keys and values for all {shape.query_heads} heads (MHA); a GQA model "
+            f"it is the cache that does not fit, and this model keeps keys and values for all "
+            f"{shape.query_heads} heads (MHA); a GQA model "
             f"of this size with 8 KV heads would need {amount(grouped)} instead of {amount(need.row_bytes)}"
         )
     if where.cache_place == "disk" and wish.cache_place is None:
-        found.append("the longest documents' caches fit in no memory: all rows are decoded from the disk, layer by layer")
+        found.append(
+            "the longest documents' caches fit in no memory: all rows are decoded from the disk, layer by "
+            "layer"
+        )
     if have.on_card and shape.assumed and shape.family:
-        found.append(f"the family {shape.family} is not known to the planner: all of this is reckoned as for a Llama")
+        found.append(
+            f"the family {shape.family} is not known to the planner: all of this is reckoned as for a Llama"
+        )
     return found

@@ -16,12 +16,15 @@ from pipeline.system.hardware import Hardware, Rates
 from pipeline.system.units import amount
 
 Place = Literal["device", "ram", "disk"]
-# Share of the free memory that may be used; the rest is for the driver, the allocator's gaps and other programs.
+# Share of the free memory that may be used; the rest is for the driver, the allocator's gaps and other
+# programs.
 USABLE_SHARE = 0.9
-# The most rows a batch may have; the engine finds by a ramp how many of them pay. Beyond these none gained on any machine measured.
+# The most rows a batch may have; the engine finds by a ramp how many of them pay. Beyond these none gained on
+# any machine measured.
 ROWS_ON_CARD, ROWS_ON_CPU = 256, 64
 CHUNK_TOKENS_ON_CARD, CHUNK_TOKENS_ON_CPU = 4096, 1024
-# Of the room beside weights and activations, what rows may fill: storage of rows grows by doubling, so that as much again may be allocated.
+# Of the room beside weights and activations, what rows may fill: storage of rows grows by doubling, so that
+# as much again may be allocated.
 CACHE_SHARE = 0.5
 # A prompt that is not even as long as this is of no use.
 SHORTEST_TOKENS = 512
@@ -29,7 +32,9 @@ SHORTEST_TOKENS = 512
 
 @dataclass(frozen=True, slots=True)
 class StoreWish:
-    """The KV store as configured. ``read_bytes_per_second``: what reading from it was measured to take; None: as the disk reads."""
+    """The KV store as configured. ``read_bytes_per_second``: what reading from it was measured to take; None:
+    as the disk reads.
+    """
 
     quota_bytes: int = 0
     documents: Literal["auto", "always", "never"] = "auto"
@@ -41,13 +46,14 @@ class StoreWish:
 class Wish:
     """What is asked for.
 
-    ``rows`` None: as many as fit. ``questions_asked`` are those about each document. ``chunk_tokens`` None: what suits the device.
-    ``loads``: what sampled documents would ask, a task each; ``work`` is a plainer way to say it. ``must_stream``: unquantized
-    weights too, where they do not fit. ``most_weights_in_ram``: bytes of
-    weights that RAM may hold, None: as many as there is room for. ``process_bytes``: of a worker after its imports. ``stored_dtype``:
-    numbers of the weight files. ``cache_place``: where the configuration wants the cache, None leaves it open; ``cache_dtype``: in
-    which numbers, None: as computed, as nobody but the user may choose what changes answers. ``longest_tokens``: the longest row that
-    the documents ask for, None where they are not known.
+    ``rows`` None: as many as fit. ``questions_asked`` are those about each document. ``chunk_tokens`` None:
+    what suits the device. ``loads``: what sampled documents would ask, a task each; ``work`` is a plainer way
+    to say it. ``must_stream``: unquantized weights too, where they do not fit. ``most_weights_in_ram``: bytes
+    of weights that RAM may hold, None: as many as there is room for. ``process_bytes``: of a worker after its
+    imports. ``stored_dtype``: numbers of the weight files. ``cache_place``: where the configuration wants the
+    cache, None leaves it open; ``cache_dtype``: in which numbers, None: as computed, as nobody but the user
+    may choose what changes answers. ``longest_tokens``: the longest row that the documents ask for, None
+    where they are not known.
     """
 
     quantization: str
@@ -82,13 +88,20 @@ class Wish:
 
     @property
     def typical_tokens(self) -> int:
-        """Length of a row: of a mean document with what is asked and answered, or the longest row where no documents are known."""
-        rows = [question.shared_tokens + question.own_tokens + question.new_tokens for question in self.questions]
+        """Length of a row: of a mean document with what is asked and answered, or the longest row where no
+        documents are known.
+        """
+        rows = [
+            question.shared_tokens + question.own_tokens + question.new_tokens for question in self.questions
+        ]
         if rows:
             return min(self.context_tokens, max(1, sum(rows) // len(rows)))
         if self.work is None or not self.work.lengths:
             return self.row_tokens
-        return min(self.context_tokens, int(self.work.mean_tokens) + self.work.instruction_tokens + self.work.output_tokens)
+        return min(
+            self.context_tokens,
+            int(self.work.mean_tokens) + self.work.instruction_tokens + self.work.output_tokens,
+        )
 
     @property
     def questions(self) -> list[Question]:
@@ -98,10 +111,12 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Bytes of weights, of the cache of the longest row, of activations (``unpacked_bytes`` of them), of the largest layer.
+    """Bytes of weights, of the cache of the longest row, of activations (``unpacked_bytes`` of them), of the
+    largest layer.
 
-    ``unpacked_bytes`` are the largest quantized matrix in plain numbers (``matrix_bytes``) and a layer of a cache in 8 bits.
-    ``near_bytes`` of the row stay in memory where its cache is elsewhere, ``far_bytes`` are what a disk then holds.
+    ``unpacked_bytes`` are the largest quantized matrix in plain numbers (``matrix_bytes``) and a layer of a
+    cache in 8 bits. ``near_bytes`` of the row stay in memory where its cache is elsewhere, ``far_bytes`` are
+    what a disk then holds.
     """
 
     weights_bytes: int
@@ -125,7 +140,9 @@ class Need:
             unpacked += max(layer.kept_bytes(tokens, dtype) for layer in shape.kinds)
         layer = shape.largest_layer_bytes(quantization, dtype)
         near, far = shape.near_bytes(tokens, kept), shape.far_bytes(tokens, kept)
-        return cls(weights, shape.kv_bytes(tokens, kept), near, far, activation + unpacked, layer, unpacked, matrix)
+        return cls(
+            weights, shape.kv_bytes(tokens, kept), near, far, activation + unpacked, layer, unpacked, matrix
+        )
 
     @property
     def together_bytes(self) -> int:
@@ -135,10 +152,11 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Bytes that may be used: where the model computes, in RAM beside that, on the disk; and how many of them by weights.
+    """Bytes that may be used: where the model computes, in RAM beside that, on the disk; and how many of them
+    by weights.
 
-    ``first_device_bytes``: of one card, where there are several. ``free_ram_bytes``: of RAM beside the process, all that the page cache
-    may take as long as nothing else does.
+    ``first_device_bytes``: of one card, where there are several. ``free_ram_bytes``: of RAM beside the
+    process, all that the page cache may take as long as nothing else does.
     """
 
     on_card: bool
@@ -154,8 +172,12 @@ class Room:
     usable_share: float = USABLE_SHARE
 
     def page_cache_bytes(self, weights: Mapping[Place, int], beside: int) -> int:
-        """What weights in RAM, and where it is RAM that computes what is ``beside`` them, leave for pages of files."""
-        return max(0, self.free_ram_bytes - weights["ram"] - (0 if self.on_card else weights["device"] + beside))
+        """What weights in RAM, and where it is RAM that computes what is ``beside`` them, leave for pages of
+        files.
+        """
+        return max(
+            0, self.free_ram_bytes - weights["ram"] - (0 if self.on_card else weights["device"] + beside)
+        )
 
     @property
     def most_rows(self) -> int:
@@ -191,16 +213,24 @@ class Room:
         return ", ".join([*near, far]) + f" and {amount(self.disk_bytes)} of disk may be used"
 
     def link_bytes_per_second(self, rates: Rates, disk: bool) -> float | None:
-        """Bandwidth of what is fetched at every step: the disk if any of it is there, else the link (pinned)."""
+        """Bandwidth of what is fetched at every step: the disk if any of it is there, else the link
+        (pinned).
+        """
         if disk:
             return rates.disk_read_bytes_per_second
         return (
-            rates.to_device_pinned_bytes_per_second or rates.to_device_bytes_per_second if self.on_card else rates.memory_bytes_per_second
+            rates.to_device_pinned_bytes_per_second or rates.to_device_bytes_per_second
+            if self.on_card
+            else rates.memory_bytes_per_second
         )
 
 
-def rooms(hardware: Hardware, process_bytes: int = PROCESS_BYTES, most_weights_in_ram: int | None = None) -> Room:
-    """Of a machine, beside the process itself. Without a card the model computes in RAM, and nothing is left beside it."""
+def rooms(
+    hardware: Hardware, process_bytes: int = PROCESS_BYTES, most_weights_in_ram: int | None = None
+) -> Room:
+    """Of a machine, beside the process itself. Without a card the model computes in RAM, and nothing is left
+    beside it.
+    """
     on_card = bool(hardware.gpu_bytes)
     ram = max(0, int(hardware.ram_bytes * USABLE_SHARE) - process_bytes - LIBRARY_BYTES)
     vram = max(0, int(hardware.vram_bytes * USABLE_SHARE) - CARD_CONTEXT_BYTES * len(hardware.gpu_bytes))
@@ -210,7 +240,9 @@ def rooms(hardware: Hardware, process_bytes: int = PROCESS_BYTES, most_weights_i
         cards=len(hardware.gpu_bytes),
         device_bytes=vram if on_card else ram,
         ram_bytes=ram if on_card else 0,
-        first_device_bytes=max(0, int(hardware.gpu_bytes[0] * USABLE_SHARE) - CARD_CONTEXT_BYTES) if on_card else ram,
+        first_device_bytes=max(0, int(hardware.gpu_bytes[0] * USABLE_SHARE) - CARD_CONTEXT_BYTES)
+        if on_card
+        else ram,
         device_weights_bytes=vram if on_card else ram_weights,
         ram_weights_bytes=ram_weights if on_card else 0,
         free_ram_bytes=max(0, hardware.ram_bytes - process_bytes - LIBRARY_BYTES),

@@ -1,4 +1,6 @@
-"""How long a plan's night takes: a step of decoding, loading, and every task's documents, where the rates for them are known."""
+"""How long a plan's night takes: a step of decoding, loading, and every task's documents, where the rates for
+them are known.
+"""
 
 from __future__ import annotations
 
@@ -47,33 +49,47 @@ class Timing:
     tasks: tuple[TaskTime, ...] = ()
 
     @classmethod
-    def of(
-        cls, shape: ModelShape, have: Room, rates: Rates, wish: Wish, where: Where, rows: int
-    ) -> Timing:  # fmt: skip
+    def of(cls, shape: ModelShape, have: Room, rates: Rates, wish: Wish, where: Where, rows: int) -> Timing:
         """Of weights and cache at their places and ``rows`` rows."""
         if rates.memory_bytes_per_second is None or rates.matmul_per_second is None:
             return cls()
         speed, far, tokens = Speed(rates), where.fetched_bytes, wish.typical_tokens
         link = _link(have, rates, where)
         step = decode_step(
-            shape, speed, quantization=wish.quantization, dtype=wish.dtype, rows=rows, tokens=tokens,
-            transferred_bytes=moved_bytes(shape, wish, where, rows), link_bytes_per_second=link,
-        )  # fmt: skip
+            shape,
+            speed,
+            quantization=wish.quantization,
+            dtype=wish.dtype,
+            rows=rows,
+            tokens=tokens,
+            transferred_bytes=moved_bytes(shape, wish, where, rows),
+            link_bytes_per_second=link,
+        )
         known_disk = rates.disk_read_bytes_per_second is not None
         reading = _Reading(shape, speed, wish, where, wish.chunk_tokens or have.chunk_tokens, link)
         fetching = far / link if far and link else 0.0
         if where.sweep:  # a pass over prompts unpacks weights, too, once for all of them
             fetching += unpack_seconds(shape, rates, wish.quantization)
-        tasks = tuple(_task_time(reading, load, step, rows, fetching, index) for index, load in enumerate(wish.loads))
+        tasks = tuple(
+            _task_time(reading, load, step, rows, fetching, index) for index, load in enumerate(wish.loads)
+        )
         work = _together(tasks)
         if work is None and wish.work is not None:
             work = work_duration(
-                shape, speed, wish.work, quantization=wish.quantization, dtype=wish.dtype, rows=rows, offloaded_bytes=far,
-                cache_offloaded=where.cache_place != "device", link_bytes_per_second=link,
-            )  # fmt: skip
+                shape,
+                speed,
+                wish.work,
+                quantization=wish.quantization,
+                dtype=wish.dtype,
+                rows=rows,
+                offloaded_bytes=far,
+                cache_offloaded=where.cache_place != "device",
+                link_bytes_per_second=link,
+            )
         return cls(
             step=step,
-            load=rates.load_seconds or (load_seconds(_stored_bytes(shape, wish), rates) if known_disk else None),
+            load=rates.load_seconds
+            or (load_seconds(_stored_bytes(shape, wish), rates) if known_disk else None),
             prefill=prefill_seconds(shape, wish.context_tokens, speed),
             crossover=crossover_tokens(shape, speed, wish),
             work=work,
@@ -96,7 +112,11 @@ def _link(have: Room, rates: Rates, where: Where) -> float | None:
 def moved_bytes(shape: ModelShape, wish: Wish, where: Where, rows: int) -> int:
     """Bytes that one decoding step fetches: weights that are not on the device, and a cache that is not."""
     tokens, dtype = wish.typical_tokens, wish.kept_dtype
-    cached = {"device": 0, "ram": shape.kv_bytes(tokens, dtype, rows), "disk": shape.far_bytes(tokens, dtype, rows)}[where.cache_place]
+    cached = {
+        "device": 0,
+        "ram": shape.kv_bytes(tokens, dtype, rows),
+        "disk": shape.far_bytes(tokens, dtype, rows),
+    }[where.cache_place]
     return where.fetched_bytes + cached
 
 
@@ -112,7 +132,9 @@ class _Reading:
     link_bytes_per_second: float | None
 
     def seconds(self, question: Question, *, follows: bool) -> float:
-        """Of one question. A document that another question has read is not read again; ``follows``: another task has."""
+        """Of one question. A document that another question has read is not read again; ``follows``: another
+        task has.
+        """
         own, behind = question.own_tokens, question.shared_tokens
         if question.document_tokens and (follows or not question.reads_document):
             own, behind = max(1, own - question.document_tokens), behind + question.document_tokens
@@ -130,9 +152,12 @@ class _Reading:
         return self.shape.far_bytes(tokens, self.wish.kept_dtype) * chunks / 2 / self.link_bytes_per_second
 
 
-def _task_time(read: _Reading, load: TaskLoad, step: Step, rows: int, fetch_seconds: float, index: int) -> TaskTime:
-    """Reading by each prompt's length behind what is shared; writing at a row's share of a step. ``fetch_seconds``: of offloaded weights,
-    which a pass over several prompts fetches once. ``index``: of the task; with documents first, later ones find the document read.
+def _task_time(
+    read: _Reading, load: TaskLoad, step: Step, rows: int, fetch_seconds: float, index: int
+) -> TaskTime:
+    """Reading by each prompt's length behind what is shared; writing at a row's share of a step.
+    ``fetch_seconds``: of offloaded weights, which a pass over several prompts fetches once. ``index``: of the
+    task; with documents first, later ones find the document read.
     """
     follows = index > 0 and read.wish.layout == "document_first" and bool(read.wish.store.quota_bytes)
     batch = max(1, min(rows, round(load.documents * max(1.0, load.questions_a_document))))
@@ -147,13 +172,20 @@ def _task_time(read: _Reading, load: TaskLoad, step: Step, rows: int, fetch_seco
         return sum(load.written_tokens(question) for question in asked.questions)
 
     written = load.total([writing(asked) for asked in load.sample])
-    shared = {question.shared_tokens for asked in load.sample for question in asked.questions if question.shared_tokens}
+    shared = {
+        question.shared_tokens
+        for asked in load.sample
+        for question in asked.questions
+        if question.shared_tokens
+    }
     once = sum(map(read.of, shared))
     total = load.total([reading(asked) for asked in load.sample])
     return TaskTime(
         name=load.name,
         documents=load.documents,
-        read_tokens=load.total([sum(question.own_tokens for question in asked.questions) for asked in load.sample]),
+        read_tokens=load.total(
+            [sum(question.own_tokens for question in asked.questions) for asked in load.sample]
+        ),
         written_tokens=written,
         read_seconds=Estimate(total.value + (once if load.documents else 0.0), total.error),
         write_seconds=Estimate(written.value * each, written.error * each),
@@ -161,7 +193,9 @@ def _task_time(read: _Reading, load: TaskLoad, step: Step, rows: int, fetch_seco
 
 
 def _least_share(step: Step, rows: int, batch: int) -> float:
-    """How many times more a row pays in a step of ``batch`` rows than in one of ``rows``: fewer share what does not depend on rows."""
+    """How many times more a row pays in a step of ``batch`` rows than in one of ``rows``: fewer share what
+    does not depend on rows.
+    """
     if not step.seconds:
         return 1.0
     fixed = min(step.unpack_seconds + step.weights_seconds + step.transfer_seconds, step.seconds)
@@ -172,7 +206,11 @@ def _least_share(step: Step, rows: int, batch: int) -> float:
 def _together(tasks: tuple[TaskTime, ...]) -> Duration | None:
     if not tasks:
         return None
-    read, write = sum(task.read_seconds.value for task in tasks), sum(task.write_seconds.value for task in tasks)
-    error = sum(task.read_seconds.error + task.write_seconds.error for task in tasks)  # tasks see the same documents: errors add up
+    read, write = (
+        sum(task.read_seconds.value for task in tasks),
+        sum(task.write_seconds.value for task in tasks),
+    )
+    # tasks see the same documents: errors add up
+    error = sum(task.read_seconds.error + task.write_seconds.error for task in tasks)
     documents = max(task.documents for task in tasks)
     return Duration(read, write, documents, error / (read + write) if read + write else 0.0)

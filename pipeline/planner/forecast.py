@@ -1,7 +1,8 @@
-"""The decision, step by step: fits as it is, else quantize, else split, else offload the cache; then rows, layout and store.
+"""The decision, step by step: fits as it is, else quantize, else split, else offload the cache; then rows,
+layout and store.
 
-The result is a Forecast: predictions to set beside the outcome, and reasons in sentences. Nothing here changes a configuration: what
-is the user's choice (model, quantization, context) is only suggested.
+The result is a Forecast: predictions to set beside the outcome, and reasons in sentences. Nothing here
+changes a configuration: what is the user's choice (model, quantization, context) is only suggested.
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ __all__ = ["Forecast", "Wish", "decide", "describe"]
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What will be where, how much of it, how fast and for how long. Bytes by place; None: not known, as a rate is not.
+    """What will be where, how much of it, how fast and for how long. Bytes by place; None: not known, as a
+    rate is not.
 
-    ``ram_mapped_bytes`` of the RAM peak are pages of the weight files, which the system takes back when memory is short.
-    ``cache_room_bytes`` is what rows may fill together, ``batch_tokens`` rows x longest row of them. ``store_bytes`` are all documents'
-    caches as the store would keep them, ``disk_peak_bytes`` those that it will.
-    ``sweep`` where weights are streamed; ``most_rows`` are those worth decoding together, whatever fits.
-    ``reasons`` follow the decision in order; ``next_steps`` say what would have to change for the next better one.
+    ``ram_mapped_bytes`` of the RAM peak are pages of the weight files, which the system takes back when
+    memory is short. ``cache_room_bytes`` is what rows may fill together, ``batch_tokens`` rows x longest row
+    of them. ``store_bytes`` are all documents' caches as the store would keep them, ``disk_peak_bytes`` those
+    that it will. ``sweep`` where weights are streamed; ``most_rows`` are those worth decoding together,
+    whatever fits. ``reasons`` follow the decision in order; ``next_steps`` say what would have to change for
+    the next better one.
     """
 
     verdict: Verdict
@@ -85,7 +88,8 @@ def decide(shape: ModelShape, hardware: Hardware, wish: Wish) -> Forecast:
     kept = keeping(shape, wish, timing.crossover, reasons)
     if have.on_card and where.verdict == "resident":
         reasons.append(
-            "it fits in the card's memory: if many people wait for answers, serve it with vLLM or TGI; for a night's work stay here"
+            "it fits in the card's memory: if many people wait for answers, serve it with vLLM or TGI; "
+            "for a night's work stay here"
         )
     peaks = peaks_of(shape, wish, have, need, chunk, where, rows)
     return Forecast(
@@ -124,8 +128,10 @@ def decide(shape: ModelShape, hardware: Hardware, wish: Wish) -> Forecast:
 def _about(shape: ModelShape, need: Need, wish: Wish, have: Room) -> str:
     kept = " (in 8 bits, as configured)" if wish.cache_dtype else ""
     return (
-        f"{shape.parameters / 1e9:.2f} billion parameters ({shape.describe()}): {amount(need.weights_bytes)} of weights in "
-        f"{wish.quantization} ({wish.dtype}), {amount(need.row_bytes)} of cache for one row of {wish.row_tokens:,} tokens{kept} and about "
+        f"{shape.parameters / 1e9:.2f} billion parameters ({shape.describe()}): "
+        f"{amount(need.weights_bytes)} of weights in "
+        f"{wish.quantization} ({wish.dtype}), {amount(need.row_bytes)} of cache for one row of "
+        f"{wish.row_tokens:,} tokens{kept} and about "
         f"{amount(need.activation_bytes)} of activations; {have.describe()}"
     )
 
@@ -133,19 +139,33 @@ def _about(shape: ModelShape, need: Need, wish: Wish, have: Room) -> str:
 def _rows_and_time(rows: int, timing: Timing, wish: Wish, have: Room) -> list[str]:
     if not rows:
         return []
-    found = [f"{rows} row{'' if rows == 1 else 's'} of {wish.typical_tokens:,} tokens decode together in the room that is left"]
+    found = [
+        (
+            f"{rows} row{'' if rows == 1 else 's'} of {wish.typical_tokens:,} tokens decode together in the "
+            f"room that is left"
+        )
+    ]
     step = timing.step
     if step is not None and step.transfer_seconds:
         hides = "computing hides the transfer" if step.hidden else "computing does not hide it"
         found.append(
-            f"each step moves bytes for {duration(step.transfer_seconds)} over {have.link_name}, and computes for "
-            f"{duration(step.resident_seconds)}: {hides}, decoding is {step.slowdown:.1f} times slower than with everything on the device"
+            f"each step moves bytes for {duration(step.transfer_seconds)} over {have.link_name}, and "
+            f"computes for "
+            f"{duration(step.resident_seconds)}: {hides}, decoding is {step.slowdown:.1f} times slower "
+            f"than with everything on the device"
         )
     if step is not None:
-        found.append(f"decoding gives at most {rows / step.seconds:,.1f} tokens a second in all; what sets the pace is {step.bound}")
+        found.append(
+            f"decoding gives at most {rows / step.seconds:,.1f} tokens a second in all; what sets the "
+            f"pace is {step.bound}"
+        )
     if timing.work is not None and timing.work.documents:
         low, high = timing.work.range_seconds
-        span = f" ({duration(low)} to {duration(high)} by the sample of lengths)" if timing.work.relative_error else ""
+        span = (
+            f" ({duration(low)} to {duration(high)} by the sample of lengths)"
+            if timing.work.relative_error
+            else ""
+        )
         found.append(
             f"{timing.work.documents:,} documents take about {duration(timing.work.seconds)}{span}: "
             f"{timing.work.documents_per_hour:,.0f} an hour"
@@ -153,7 +173,8 @@ def _rows_and_time(rows: int, timing: Timing, wish: Wish, have: Room) -> list[st
         if wish.deadline_seconds is not None:
             late = timing.work.seconds - wish.deadline_seconds
             found.append(
-                f"that is {duration(late)} too long for the deadline; the rest is done by running the same command again"
+                f"that is {duration(late)} too long for the deadline; the rest is done by running the "
+                f"same command again"
                 if late > 0
                 else f"that ends {duration(-late)} before the deadline"
             )

@@ -1,8 +1,10 @@
-"""The most memory that a night holds at once: weights, the slots of rows under way, a pass, and the process around them.
+"""The most memory that a night holds at once: weights, the slots of rows under way, a pass, and the process
+around them.
 
-Measured with the demo model on Linux (float32, two threads, passes of 256 to 1,024 tokens): a worker's resident memory is 429 MiB
-after its imports, 40 to 60 MiB more once the model has run, and grows with a pass by 5 to 6 times the tensors that are alive at its fullest
-moment, because the C library keeps what was freed in pieces. A graphics card's allocator keeps less; its share is a guess so far.
+Measured with the demo model on Linux (float32, two threads, passes of 256 to 1,024 tokens): a worker's
+resident memory is 429 MiB after its imports, 40 to 60 MiB more once the model has run, and grows with a pass
+by 5 to 6 times the tensors that are alive at its fullest moment, because the C library keeps what was freed
+in pieces. A graphics card's allocator keeps less; its share is a guess so far.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from dataclasses import dataclass
 from pipeline.planner.model.layers import dtype_bytes
 from pipeline.planner.model.shape import ModelShape
 
-# Of a worker process: resident after its imports where that was not measured here, and what libraries add when a model first runs.
+# Of a worker process: resident after its imports where that was not measured here, and what libraries add
+# when a model first runs.
 PROCESS_BYTES, LIBRARY_BYTES = 430 * 2**20, 50 * 2**20
 # What a CUDA context takes of a card, and of RAM beside it.
 CARD_CONTEXT_BYTES = 450 * 2**20
@@ -22,7 +25,8 @@ HEAP_FACTOR, STREAMED_FACTOR, CARD_FACTOR = 5.5, 2.0, 1.3
 _SMALLEST_SLOT = 64
 # Weights that are read at once, each by a thread of the library, before they are shrunk.
 _READ_AT_ONCE = 4
-# What shrinking them takes beside: 20 MiB on an idle machine, up to 80 where other work keeps the processor busy.
+# What shrinking them takes beside: 20 MiB on an idle machine, up to 80 where other work keeps the processor
+# busy.
 _SHRINKING_BYTES = 64 * 2**20
 # The most positions whose logits were seen to cost no copy of the head.
 _PLAIN_LOGITS = 16
@@ -36,12 +40,12 @@ def slot_tokens(columns: int) -> int:
     return capacity
 
 
-def slots_bytes(
-    shape: ModelShape, dtype: str, rows: int, row_tokens: Sequence[int], requests: int
-) -> int:  # fmt: skip
-    """Of the rows under way at the fullest moment: the longest come first, so these are the ``rows`` longest of all ``requests``.
+def slots_bytes(shape: ModelShape, dtype: str, rows: int, row_tokens: Sequence[int], requests: int) -> int:
+    """Of the rows under way at the fullest moment: the longest come first, so these are the ``rows`` longest
+    of all ``requests``.
 
-    ``row_tokens`` is a sample of lengths; each stands for ``requests`` / sample rows. Slots of one size are doubled until they suffice.
+    ``row_tokens`` is a sample of lengths; each stands for ``requests`` / sample rows. Slots of one size are
+    doubled until they suffice.
     """
     if not row_tokens or rows < 1:
         return 0
@@ -58,7 +62,9 @@ def slots_bytes(
 
 
 def _allocated(rows: int) -> int:
-    """Slots after growing by doubling. From one, which is never too few: the engine starts with the rows of its first pass."""
+    """Slots after growing by doubling. From one, which is never too few: the engine starts with the rows of
+    its first pass.
+    """
     return 1 << max(0, rows - 1).bit_length()
 
 
@@ -77,14 +83,19 @@ def stored(shape: ModelShape, stored_dtype: str | None, dtype: str) -> Files:
 
 
 def mapped_bytes(shape: ModelShape, files: Files, quantization: str, dtype: str, working: bool) -> int:
-    """Pages of the weight files that count as resident beside the weights. The system takes them back when memory is short.
+    """Pages of the weight files that count as resident beside the weights. The system takes them back when
+    memory is short.
 
-    Files are mapped while they are read; weights in the same numbers are then used where they lie, and keep the whole file mapped. So do
-    embeddings of a quantized model, whose pages are then not counted twice.
+    Files are mapped while they are read; weights in the same numbers are then used where they lie, and keep
+    the whole file mapped. So do embeddings of a quantized model, whose pages are then not counted twice.
     """
     if not files.same_numbers:
         return 0 if working else files.stored_bytes
-    used_there = sum(weight.stored_bytes(quantization, dtype) for weight in shape.weights if quantization == "none" or not weight.shrinks)
+    used_there = sum(
+        weight.stored_bytes(quantization, dtype)
+        for weight in shape.weights
+        if quantization == "none" or not weight.shrinks
+    )
     return max(0, files.stored_bytes - used_there)
 
 
@@ -99,13 +110,20 @@ def arriving_bytes(largest_bytes: int) -> int:
 
 
 def head_copy_bytes(shape: ModelShape, dtype: str, logits: int, on_card: bool) -> int:
-    """What multiplying ``logits`` positions by the output head costs a processor: beyond a few, its library lays the head out anew.
+    """What multiplying ``logits`` positions by the output head costs a processor: beyond a few, its library
+    lays the head out anew.
 
-    Fits what label runs of the demo model held beyond the rest: 108 MiB, the size of its head, in nf4 with 18 and with 45 positions a pass.
+    Fits what label runs of the demo model held beyond the rest: 108 MiB, the size of its head, in nf4 with 18
+    and with 45 positions a pass.
     """
     return 0 if on_card or logits <= _PLAIN_LOGITS else shape.vocabulary * shape.hidden * dtype_bytes(dtype)
 
 
-def activations_bytes(shape: ModelShape, dtype: str, chunk_tokens: int, rows: int, past_tokens: int, on_card: bool) -> int:
+def activations_bytes(
+    shape: ModelShape, dtype: str, chunk_tokens: int, rows: int, past_tokens: int, on_card: bool
+) -> int:
     """Of one pass, as the allocator holds them."""
-    return int(shape.activation_bytes(chunk_tokens, dtype, rows, past_tokens) * (CARD_FACTOR if on_card else HEAP_FACTOR))
+    return int(
+        shape.activation_bytes(chunk_tokens, dtype, rows, past_tokens)
+        * (CARD_FACTOR if on_card else HEAP_FACTOR)
+    )

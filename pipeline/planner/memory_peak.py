@@ -1,4 +1,6 @@
-"""The fullest moment of a night, place by place: while the weights are read, or while the longest rows are under way."""
+"""The fullest moment of a night, place by place: while the weights are read, or while the longest rows are
+under way.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from pipeline.planner.placement import Where
 
 @dataclass(frozen=True, slots=True)
 class Peaks:
-    """Bytes. ``mapped`` of ``ram`` are pages of weight files; ``cache`` is wherever it is, ``disk`` without persisted caches."""
+    """Bytes. ``mapped`` of ``ram`` are pages of weight files; ``cache`` is wherever it is, ``disk`` without
+    persisted caches.
+    """
 
     vram: int
     ram: int
@@ -31,24 +35,47 @@ class Peaks:
     cache: int
 
 
-def peaks_of(shape: ModelShape, wish: Wish, have: Room, need: Need, chunk_tokens: int, where: Where, rows: int) -> Peaks:
+def peaks_of(
+    shape: ModelShape, wish: Wish, have: Room, need: Need, chunk_tokens: int, where: Where, rows: int
+) -> Peaks:
     """Of ``rows`` rows with weights and cache where they are."""
     weights, place = where.weights, where.cache_place
     cache = _cache(shape, wish, need, place, rows)
-    near = cache if place == "device" else max(need.near_bytes, shape.near_bytes(wish.typical_tokens, wish.kept_dtype, rows)) if rows else 0
+    near = (
+        cache
+        if place == "device"
+        else max(need.near_bytes, shape.near_bytes(wish.typical_tokens, wish.kept_dtype, rows))
+        if rows
+        else 0
+    )
     if where.sweep:
         activations = where.sweep.pass_bytes
     else:
-        activations = _pass(shape, wish, have, need, chunk_tokens, rows) if wish.questions and rows else need.activation_bytes
+        activations = (
+            _pass(shape, wish, have, need, chunk_tokens, rows)
+            if wish.questions and rows
+            else need.activation_bytes
+        )
     files = stored(shape, wish.stored_dtype, wish.dtype)
     on_device = weights["device"] + activations + near + (where.sweep.working_bytes if where.sweep else 0)
     in_ram = wish.process_bytes + LIBRARY_BYTES + weights["ram"] + (cache if place == "ram" else 0)
-    far = max(need.far_bytes, shape.far_bytes(wish.typical_tokens, wish.kept_dtype, rows)) if rows and place == "disk" else 0
+    far = (
+        max(need.far_bytes, shape.far_bytes(wish.typical_tokens, wish.kept_dtype, rows))
+        if rows and place == "disk"
+        else 0
+    )
     disk = weights["disk"] + far
     if have.on_card:
         pages = 0 if where.sweep else files.stored_bytes
         copies = near if place == "disk" else 0  # on their way to the card
-        return Peaks(CARD_CONTEXT_BYTES * have.cards + on_device, in_ram + pages + copies, disk, pages, activations, cache)
+        return Peaks(
+            CARD_CONTEXT_BYTES * have.cards + on_device,
+            in_ram + pages + copies,
+            disk,
+            pages,
+            activations,
+            cache,
+        )
 
     def mapped(*, working: bool) -> int:  # what is streamed is read, not mapped
         return 0 if where.sweep else mapped_bytes(shape, files, wish.quantization, wish.dtype, working)
@@ -59,17 +86,24 @@ def peaks_of(shape: ModelShape, wish: Wish, have: Room, need: Need, chunk_tokens
 
 
 def _cache(shape: ModelShape, wish: Wish, need: Need, place: str, rows: int) -> int:
-    """Slots of the longest rows under way together and what they share; off the device, static batches, which have no slots."""
+    """Slots of the longest rows under way together and what they share; off the device, static batches, which
+    have no slots.
+    """
     if not rows:
         return 0
     questions = wish.questions
     if not questions or place != "device" or wish.cache_dtype:
         return max(need.row_bytes, shape.kv_bytes(wish.typical_tokens, wish.kept_dtype, rows))
     cache = max(
-        slots_bytes(shape, wish.dtype, rows, [question.row_tokens for asked in load.sample for question in asked.questions],
-                    round(load.documents * load.questions_a_document))
+        slots_bytes(
+            shape,
+            wish.dtype,
+            rows,
+            [question.row_tokens for asked in load.sample for question in asked.questions],
+            round(load.documents * load.questions_a_document),
+        )
         for load in wish.loads
-    )  # fmt: skip
+    )
     shared = {question.shared_tokens for question in questions if question.shared_tokens}
     return cache + sum(shape.kv_bytes(tokens, wish.dtype) for tokens in shared)
 
@@ -82,6 +116,12 @@ def _pass(shape: ModelShape, wish: Wish, have: Room, need: Need, chunk_tokens: i
     tokens = min(chunk_tokens, own * max(1, documents))
     together = max(1, tokens // own)
     logits = together * max(question.logits for question in questions)
-    found = max(activations_bytes(shape, wish.dtype, tokens, together, 0, have.on_card), logits * shape.vocabulary * 4)
+    found = max(
+        activations_bytes(shape, wish.dtype, tokens, together, 0, have.on_card), logits * shape.vocabulary * 4
+    )
     writers = rows if any(question.new_tokens for question in questions) else 0
-    return found + head_copy_bytes(shape, wish.dtype, max(logits, min(writers, documents)), have.on_card) + need.unpacked_bytes
+    return (
+        found
+        + head_copy_bytes(shape, wish.dtype, max(logits, min(writers, documents)), have.on_card)
+        + need.unpacked_bytes
+    )

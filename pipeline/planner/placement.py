@@ -1,8 +1,10 @@
-"""Where weights and cache go: the first of the steps that works, with its sentence, and the rows that the room then holds.
+"""Where weights and cache go: the first of the steps that works, with its sentence, and the rows that the
+room then holds.
 
-Fits as it is; else the cache goes to RAM; else to the disk; else weights are split, by streaming them (``planner/streaming.py``) where they
-are quantized or the page cache cannot hold what would be offloaded to the disk. Only the user may choose what changes answers
-(quantization of weights or of the cache, a shorter context): that is suggested, never done.
+Fits as it is; else the cache goes to RAM; else to the disk; else weights are split, by streaming them
+(``planner/streaming.py``) where they are quantized or the page cache cannot hold what would be offloaded to
+the disk. Only the user may choose what changes answers (quantization of weights or of the cache, a shorter
+context): that is suggested, never done.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ _MUCH = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Bytes of weights by place, the place of the cache, and the bytes that rows may fill together: there, and in memory beside it.
+    """Bytes of weights by place, the place of the cache, and the bytes that rows may fill together: there,
+    and in memory beside it.
 
     ``sweep`` where weights are streamed.
     """
@@ -55,7 +58,9 @@ class Where:
         return max(1, min(most, fit))
 
     def batch_tokens(self, shape: ModelShape, wish: Wish, rows: int) -> int:
-        """Rows x longest row that fit, whatever the lengths: every token counted in every layer, states counted a row."""
+        """Rows x longest row that fit, whatever the lengths: every token counted in every layer, states
+        counted a row.
+        """
         dtype, most = wish.kept_dtype, rows * wish.context_tokens
         states = rows * shape.fixed_bytes_per_row(dtype)
         if self.room_bytes < states:
@@ -65,7 +70,11 @@ class Where:
             a_token = shape.near_bytes(2, dtype) - shape.near_bytes(1, dtype)
             fit = min(fit, _times(max(0, self.near_room_bytes - states), a_token, most))
         # One row alone was found to fit; a layer at a time, it may be larger than a batch may be.
-        return max(fit, wish.row_tokens) if self.cache_place != "device" and self.verdict != "does not fit" else fit
+        return (
+            max(fit, wish.row_tokens)
+            if self.cache_place != "device" and self.verdict != "does not fit"
+            else fit
+        )
 
 
 def _times(room_bytes: int, each_bytes: int, most: int) -> int:
@@ -89,9 +98,20 @@ def settle(shape: ModelShape, need: Need, have: Room, wish: Wish, rates: Rates, 
         near = have.first_device_bytes - weights["device"] - sweep.pass_bytes - sweep.working_bytes
     elif verdict == "does not fit" and need.weights_bytes > have.device_weights_bytes:
         near = 0
-    left = {"device": near, "ram": have.ram_bytes - weights["ram"], "disk": have.disk_bytes - weights["disk"]}[cache_place]
+    left = {
+        "device": near,
+        "ram": have.ram_bytes - weights["ram"],
+        "disk": have.disk_bytes - weights["disk"],
+    }[cache_place]
     beside = near if cache_place != "device" else 0
-    return Where(verdict, weights, cache_place, max(0, int(left * CACHE_SHARE)), max(0, int(beside * CACHE_SHARE)), sweep)
+    return Where(
+        verdict,
+        weights,
+        cache_place,
+        max(0, int(left * CACHE_SHARE)),
+        max(0, int(beside * CACHE_SHARE)),
+        sweep,
+    )
 
 
 def _place(need: Need, have: Room, wish: Wish, reasons: list[str]) -> tuple[Verdict, dict[Place, int], Place]:
@@ -102,20 +122,31 @@ def _place(need: Need, have: Room, wish: Wish, reasons: list[str]) -> tuple[Verd
     if held and asked in ("ram", "disk") and layer_by_layer <= have.device_bytes:
         return _as_configured(need, have, asked, reasons)
     if held and asked in (None, "device") and need.together_bytes <= have.device_bytes:
-        reasons.append(f"all of it fits {name}: {amount(need.together_bytes)} of {amount(have.device_bytes)} that may be used")
+        reasons.append(
+            f"all of it fits {name}: {amount(need.together_bytes)} of {amount(have.device_bytes)} that "
+            f"may be used"
+        )
         return "resident", resident, "device"
     beside = need.weights_bytes + need.activation_bytes <= have.device_bytes
     if held and beside and (asked == "device" or layer_by_layer <= have.device_bytes):
         left = have.device_bytes - need.weights_bytes - need.activation_bytes
-        reasons.append(f"the weights fit {name}, the cache of one row does not: it needs {amount(need.row_bytes)}, {amount(left)} are left")
+        reasons.append(
+            f"the weights fit {name}, the cache of one row does not: it needs {amount(need.row_bytes)}, "
+            f"{amount(left)} are left"
+        )
         return _overflow(need, have, asked, reasons)
     most = min(have.device_weights_bytes, have.device_bytes)
     alone = need.weights_bytes > most
     what = "the weights alone do not fit" if alone else "the weights and what computes with them do not fit"
     least = need.weights_bytes if alone else min(layer_by_layer, need.together_bytes)
-    reasons.append(f"{what} {name}: {amount(least)}, and {amount(most if alone else have.device_bytes)} may be used")
+    reasons.append(
+        f"{what} {name}: {amount(least)}, and {amount(most if alone else have.device_bytes)} may be used"
+    )
     if wish.quantization != "none" and not wish.may_stream:
-        reasons.append(f"weights in {wish.quantization} can be elsewhere only if they are streamed, which engine.weights does not allow")
+        reasons.append(
+            f"weights in {wish.quantization} can be elsewhere only if they are streamed, which "
+            f"engine.weights does not allow"
+        )
         return "does not fit", resident, "device"
     if wish.quantization != "none" or wish.must_stream:
         return "split", resident, asked or "device"  # by streaming, if that holds
@@ -126,29 +157,40 @@ def _resident(need: Need) -> dict[Place, int]:
     return {"device": need.weights_bytes, "ram": 0, "disk": 0}
 
 
-def _as_configured(need: Need, have: Room, asked: Place, reasons: list[str]) -> tuple[Verdict, dict[Place, int], Place]:
+def _as_configured(
+    need: Need, have: Room, asked: Place, reasons: list[str]
+) -> tuple[Verdict, dict[Place, int], Place]:
     size, free = (need.row_bytes, have.ram_bytes) if asked == "ram" else (need.far_bytes, have.disk_bytes)
     where = "RAM" if asked == "ram" else "the disk of the run directory"
     if size > free:
-        reasons.append(f"{where} does not hold the cache of one row: it needs {amount(size)}, {amount(free)} may be used")
+        reasons.append(
+            f"{where} does not hold the cache of one row: it needs {amount(size)}, {amount(free)} may be used"
+        )
         return "does not fit", _resident(need), asked
     reasons.append(
-        f"the cache goes to {where}, as configured ({amount(free)} that may be used), and comes back layer by layer at every step"
+        f"the cache goes to {where}, as configured ({amount(free)} that may be used), and comes back "
+        f"layer by layer at every step"
     )
     return "cache offloaded", _resident(need), asked
 
 
-def _overflow(need: Need, have: Room, asked: Place | None, reasons: list[str]) -> tuple[Verdict, dict[Place, int], Place]:
+def _overflow(
+    need: Need, have: Room, asked: Place | None, reasons: list[str]
+) -> tuple[Verdict, dict[Place, int], Place]:
     """The weights fit, the cache of the longest row does not."""
     if asked == "device":
         reasons.append("the cache stays there, as configured; kv_cache.placement auto would look further")
         return "does not fit", _resident(need), "device"
     if have.on_card and need.row_bytes <= have.ram_bytes:
-        reasons.append(f"the cache goes to RAM ({amount(have.ram_bytes)} that may be used) and comes back layer by layer at every step")
+        reasons.append(
+            f"the cache goes to RAM ({amount(have.ram_bytes)} that may be used) and comes back layer by "
+            f"layer at every step"
+        )
         return "cache offloaded", _resident(need), "ram"
     if need.far_bytes <= have.disk_bytes:
         reasons.append(
-            f"only the disk of the run directory holds the cache ({amount(have.disk_bytes)} free): one layer at a time is in memory, and "
+            f"only the disk of the run directory holds the cache ({amount(have.disk_bytes)} free): one "
+            f"layer at a time is in memory, and "
             "each is read again at every step, which is very slow"
         )
         return "cache offloaded", _resident(need), "disk"
@@ -165,8 +207,12 @@ def _cache_places(have: Room, asked: Place | None) -> tuple[Place, ...]:
     return (asked,) if asked else ("device", "ram", "disk") if have.on_card else ("device", "disk")
 
 
-def _split(need: Need, have: Room, asked: Place | None, reasons: list[str]) -> tuple[Verdict, dict[Place, int], Place]:
-    """Layers on the device first, then RAM, then disk; room is kept free for the one that is computed, and for one row."""
+def _split(
+    need: Need, have: Room, asked: Place | None, reasons: list[str]
+) -> tuple[Verdict, dict[Place, int], Place]:
+    """Layers on the device first, then RAM, then disk; room is kept free for the one that is computed, and
+    for one row.
+    """
     spread: dict[Place, int] = {}
     for place in _cache_places(have, asked):
         spread, holds = _spread(need, have, place)
@@ -189,7 +235,8 @@ def _stream(
             if sweep.rows > 1:
                 together = min(sweep.rows, sweep.micro_batch_rows)
                 reasons.append(
-                    f"up to {sweep.rows} rows share a sweep, {together} at a time in each layer: more weights on the device and fewer "
+                    f"up to {sweep.rows} rows share a sweep, {together} at a time in each layer: more "
+                    f"weights on the device and fewer "
                     "rows, or the other way round, would give fewer tokens a second"
                 )
             return "split", sweep.weights, place, sweep
@@ -198,30 +245,50 @@ def _stream(
 
 
 def _streamed_past_the_page_cache(
-    shape: ModelShape, need: Need, have: Room, wish: Wish, rates: Rates, offloaded: dict[Place, int], cache: Place, reasons: list[str]
-) -> Sweep | None:  # fmt: skip
-    """Where the page cache cannot hold what the library would offload to the disk; None where it can, or a sweep does not hold.
+    shape: ModelShape,
+    need: Need,
+    have: Room,
+    wish: Wish,
+    rates: Rates,
+    offloaded: dict[Place, int],
+    cache: Place,
+    reasons: list[str],
+) -> Sweep | None:
+    """Where the page cache cannot hold what the library would offload to the disk; None where it can, or a
+    sweep does not hold.
 
-    Where it can, plain offload is faster: its pages are used where they lie. ``why_streamed`` asks the same of the machine when it loads.
+    Where it can, plain offload is faster: its pages are used where they lie. ``why_streamed`` asks the same
+    of the machine when it loads.
     """
     cached = have.page_cache_bytes(offloaded, beside=need.activation_bytes + need.row_bytes)
     if offloaded["disk"] <= cached:
         return None
     sweep = best_sweep(shape, need, have, wish, cache, rates, wish.chunk_tokens or have.chunk_tokens)
     if sweep is not None:
-        reasons.append(f"but {amount(cached)} of page cache cannot hold what is on the disk: it would be read anew at every step")
+        reasons.append(
+            f"but {amount(cached)} of page cache cannot hold what is on the disk: it would be read anew "
+            f"at every step"
+        )
         _say_where(_streamed(wish), sweep.weights, cache, have, reasons)
     return sweep
 
 
 def _streamed(wish: Wish) -> str:
-    return f"weights in {wish.quantization} are streamed" if wish.quantization != "none" else "weights are streamed"
+    return (
+        f"weights in {wish.quantization} are streamed"
+        if wish.quantization != "none"
+        else "weights are streamed"
+    )
 
 
-def _faster_streamed(shape: ModelShape, need: Need, have: Room, wish: Wish, rates: Rates, reasons: list[str]) -> Sweep | None:
-    """Where weights fit but leave room for so few rows that letting some of them go would be much faster; on a processor only.
+def _faster_streamed(
+    shape: ModelShape, need: Need, have: Room, wish: Wish, rates: Rates, reasons: list[str]
+) -> Sweep | None:
+    """Where weights fit but leave room for so few rows that letting some of them go would be much faster; on
+    a processor only.
 
-    Between host and card nothing of this was measured, so there weights stay if they can; not if that leaves no room to work in.
+    Between host and card nothing of this was measured, so there weights stay if they can; not if that leaves
+    no room to work in.
     """
     room = int((have.device_bytes - need.weights_bytes - need.activation_bytes) * CACHE_SHARE)
     rows = min(wish.rows or have.most_rows, _times(room, need.row_bytes, have.most_rows))
@@ -235,7 +302,10 @@ def _faster_streamed(shape: ModelShape, need: Need, have: Room, wish: Wish, rate
     gain = streamed / tokens_per_second(shape, have, wish, rates, max(1, rows))
     if gain < _MUCH and not too_few:
         return None
-    reasons.append(f"but that leaves room for {rows} such rows; streaming makes room for {sweep.rows}, and {gain:.1f} times the speed")
+    reasons.append(
+        f"but that leaves room for {rows} such rows; streaming makes room for {sweep.rows}, and "
+        f"{gain:.1f} times the speed"
+    )
     _say_where(_streamed(wish), sweep.weights, "device", have, reasons)
     return sweep
 
@@ -243,24 +313,39 @@ def _faster_streamed(shape: ModelShape, need: Need, have: Room, wish: Wish, rate
 def _say_where(how: str, spread: dict[Place, int], cache: Place, have: Room, reasons: list[str]) -> None:
     names: dict[Place, str] = {"device": have.device_name, "ram": "in RAM", "disk": "on the disk"}
     parts = [f"{amount(spread[where])} {names[where]}" for where in names if spread[where]]
-    reasons.append(f"{how}: {', '.join(parts)}; what is not on the device is fetched at every step, once for all rows")
+    reasons.append(
+        f"{how}: {', '.join(parts)}; what is not on the device is fetched at every step, once for all rows"
+    )
     if cache != "device":
         reasons.append(f"the cache is {names[cache]} and comes back layer by layer at every step")
 
 
 def _nothing_holds(have: Room) -> str:
-    return "graphics card, RAM and disk together do not hold it" if have.on_card else "RAM and disk together do not hold it"
+    return (
+        "graphics card, RAM and disk together do not hold it"
+        if have.on_card
+        else "RAM and disk together do not hold it"
+    )
 
 
 def _spread(need: Need, have: Room, cache: Place) -> tuple[dict[Place, int], bool]:
     """Weights by place with the cache of one row in ``cache``, and whether all of it holds."""
-    beside = need.activation_bytes + 2 * need.layer_bytes + (need.row_bytes if cache == "device" else need.near_bytes)
+    beside = (
+        need.activation_bytes
+        + 2 * need.layer_bytes
+        + (need.row_bytes if cache == "device" else need.near_bytes)
+    )
     near = max(0, min(have.device_bytes - beside, have.device_weights_bytes))
     near -= near % max(need.layer_bytes, 1)
     near = min(near, need.weights_bytes)
     rest = need.weights_bytes - near
-    in_ram = min(rest, max(0, min(have.ram_bytes - (need.row_bytes if cache == "ram" else 0), have.ram_weights_bytes)))
+    in_ram = min(
+        rest, max(0, min(have.ram_bytes - (need.row_bytes if cache == "ram" else 0), have.ram_weights_bytes))
+    )
     on_disk = rest - in_ram
-    holds = have.device_bytes >= beside and on_disk + (need.far_bytes if cache == "disk" else 0) <= have.disk_bytes
+    holds = (
+        have.device_bytes >= beside
+        and on_disk + (need.far_bytes if cache == "disk" else 0) <= have.disk_bytes
+    )
     holds = holds and (cache != "ram" or need.row_bytes <= have.ram_bytes)
     return {"device": near, "ram": in_ram, "disk": on_disk}, holds

@@ -1,4 +1,6 @@
-"""From a model's shape, a machine and a configuration to a frozen Plan and the Forecast that it follows from."""
+"""From a model's shape, a machine and a configuration to a frozen Plan and the Forecast that it follows
+from.
+"""
 
 from __future__ import annotations
 
@@ -36,23 +38,40 @@ _PLACEMENTS: dict[Place, Placement] = {"device": "device", "ram": "offloaded", "
 
 
 def make_plan(config: Config, shape: ModelShape, hardware: Hardware, resolved: Mapping[str, Any]) -> Plan:
-    """Decide batch shape, KV placement and context. ``resolved`` holds dtype and layout. Raises DoesNotFit or ConfigError."""
-    return plan_of(config, shape, hardware, resolved, decide(shape, usable(config, hardware), wish_of(config, shape, resolved)))
+    """Decide batch shape, KV placement and context. ``resolved`` holds dtype and layout. Raises DoesNotFit or
+    ConfigError.
+    """
+    return plan_of(
+        config,
+        shape,
+        hardware,
+        resolved,
+        decide(shape, usable(config, hardware), wish_of(config, shape, resolved)),
+    )
 
 
 def usable(config: Config, hardware: Hardware) -> Hardware:
-    """The machine as far as the configuration lets it be used: ``device_map``, and what ``max_memory`` says of cards."""
+    """The machine as far as the configuration lets it be used: ``device_map``, and what ``max_memory`` says
+    of cards.
+    """
     cards = hardware.gpu_bytes if config.model.device_map == "auto" else ()
     asked = config.model.max_memory or {}
     listed = [device for device in asked if isinstance(device, int)]
     if listed:  # cards that are not named are not used
-        cards = tuple(min(cards[device], int(asked[device] / USABLE_SHARE)) for device in listed if device < len(cards))
+        cards = tuple(
+            min(cards[device], int(asked[device] / USABLE_SHARE)) for device in listed if device < len(cards)
+        )
     return replace(hardware, gpu_bytes=cards)
 
 
 def wish_of(
-    config: Config, shape: ModelShape, resolved: Mapping[str, Any], *, process_bytes: int = PROCESS_BYTES, stored_dtype: str | None = None
-) -> Wish:  # fmt: skip
+    config: Config,
+    shape: ModelShape,
+    resolved: Mapping[str, Any],
+    *,
+    process_bytes: int = PROCESS_BYTES,
+    stored_dtype: str | None = None,
+) -> Wish:
     """What the configuration asks for. Raises ConfigError."""
     place, cache_dtype = _CACHES[config.kv_cache.placement]
     store = config.kv_cache.store
@@ -75,7 +94,9 @@ def wish_of(
     )
 
 
-def plan_of(config: Config, shape: ModelShape, hardware: Hardware, resolved: Mapping[str, Any], forecast: Forecast) -> Plan:
+def plan_of(
+    config: Config, shape: ModelShape, hardware: Hardware, resolved: Mapping[str, Any], forecast: Forecast
+) -> Plan:
     """The decisions of ``forecast`` as the engine obeys them. Raises DoesNotFit."""
     machine = usable(config, hardware)
     on_card, context, dtype = bool(machine.gpu_bytes), forecast.context_tokens, str(resolved["dtype"])
@@ -84,9 +105,16 @@ def plan_of(config: Config, shape: ModelShape, hardware: Hardware, resolved: Map
     sweep = forecast.sweep
     if tokens < min(context, SHORTEST_TOKENS) or (not forecast.fits and _refuses(forecast, shape)):
         raise DoesNotFit(_sentence(shape, forecast, context, dtype))
-    reasons = [*forecast.reasons, *_about_context(config, shape, context), *_about_cache(config, forecast, on_card)]
+    reasons = [
+        *forecast.reasons,
+        *_about_context(config, shape, context),
+        *_about_cache(config, forecast, on_card),
+    ]
     if shape.assumed and shape.family:
-        reasons.append(f"the planner does not know the family {shape.family}; its memory is reckoned as that of a Llama of its widths")
+        reasons.append(
+            f"the planner does not know the family {shape.family}; its memory is reckoned as that of a "
+            f"Llama of its widths"
+        )
     return Plan(
         dtype=dtype,
         quantization=config.model.quantization,
@@ -95,38 +123,56 @@ def plan_of(config: Config, shape: ModelShape, hardware: Hardware, resolved: Map
         context_tokens=context,
         max_batch_rows=rows,
         batch_tokens=max(tokens, min(context, SHORTEST_TOKENS)),
-        prefill_chunk_tokens=config.engine.prefill_chunk_tokens or (CHUNK_TOKENS_ON_CARD if on_card else CHUNK_TOKENS_ON_CPU),
+        prefill_chunk_tokens=config.engine.prefill_chunk_tokens
+        or (CHUNK_TOKENS_ON_CARD if on_card else CHUNK_TOKENS_ON_CPU),
         kv_bytes_per_token=shape.kv_bytes_per_token(dtype),
         threads=config.engine.threads or hardware.cores,
         lossy_last_resort=config.kv_cache.lossy_last_resort,
-        streaming=Streaming(sweep.weights["device"], sweep.weights["ram"], sweep.grain, sweep.micro_batch_rows) if sweep else None,
+        streaming=Streaming(
+            sweep.weights["device"], sweep.weights["ram"], sweep.grain, sweep.micro_batch_rows
+        )
+        if sweep
+        else None,
         reasons=tuple(reasons),
     )
 
 
 def _refuses(forecast: Forecast, shape: ModelShape) -> bool:
-    """Whether it is certain enough to refuse: of a family that is known, and not for want of room for the longest possible row alone."""
+    """Whether it is certain enough to refuse: of a family that is known, and not for want of room for the
+    longest possible row alone.
+    """
     return not (shape.assumed and shape.family) and not forecast.cache_room_bytes
 
 
 def _sentence(shape: ModelShape, forecast: Forecast, context: int, dtype: str) -> str:
     least = min(context, SHORTEST_TOKENS)
-    left = f"the KV cache of one prompt of {least} tokens needs {shape.kv_bytes(least, dtype) / 2**20:.0f} MiB, "
+    left = (
+        f"the KV cache of one prompt of {least} tokens needs {shape.kv_bytes(least, dtype) / 2**20:.0f} MiB, "
+    )
     left += f"{forecast.cache_room_bytes / 2**20:.0f} MiB are left for it beside the weights and a pass"
-    remedies = "use a smaller model, quantization nf4, kv_cache.placement offloaded, or a smaller model.context_tokens"
+    remedies = (
+        "use a smaller model, quantization nf4, kv_cache.placement offloaded, or a smaller "
+        "model.context_tokens"
+    )
     steps = "; ".join(forecast.next_steps)
-    return f"{left} ({forecast.reasons[-1]}); {remedies}" + (f". {steps[:1].upper()}{steps[1:]}" if steps else "")
+    return f"{left} ({forecast.reasons[-1]}); {remedies}" + (
+        f". {steps[:1].upper()}{steps[1:]}" if steps else ""
+    )
 
 
 def weights_bytes(shape: ModelShape, quantization: str, dtype: str) -> int:
-    """Bytes of the weights in memory: what 4- and 8-bit do not shrink stays in ``dtype`` (see planner/layers.py)."""
+    """Bytes of the weights in memory: what 4- and 8-bit do not shrink stays in ``dtype`` (see
+    planner/layers.py).
+    """
     return shape.weights_bytes(quantization, dtype)
 
 
 def _context(config: Config, shape: ModelShape) -> int:
     wanted = config.model.context_tokens
     if wanted is not None and wanted > shape.context_tokens:
-        raise ConfigError(f"model.context_tokens is {wanted:,}, the model itself reads at most {shape.context_tokens:,}")
+        raise ConfigError(
+            f"model.context_tokens is {wanted:,}, the model itself reads at most {shape.context_tokens:,}"
+        )
     return wanted or shape.context_tokens
 
 

@@ -1,12 +1,14 @@
-"""What ``layout: auto`` means: whether prompts begin with the instructions or with the document. Pure arithmetic on the
-configuration and the length of documents.
+"""What ``layout: auto`` means: whether prompts begin with the instructions or with the document. Pure
+arithmetic on the configuration and the length of documents.
 
-Instructions first: all prompts of a task share their beginning, which is read once; each task reads each document. Document first:
-all tasks share the reading of a document; each reads its instructions again for each document. With n questions about documents of D
-tokens and instructions of I tokens each, the first costs n x D and the second D + n x I a document.
+Instructions first: all prompts of a task share their beginning, which is read once; each task reads each
+document. Document first: all tasks share the reading of a document; each reads its instructions again for
+each document. With n questions about documents of D tokens and instructions of I tokens each, the first costs
+n x D and the second D + n x I a document.
 
-It is not only a matter of time: small models answer a question better that they know before they read (the demo model's labels of AG
-News: 0.68 right with the instructions first, 0.53 with the document first), so a little time is not worth it.
+It is not only a matter of time: small models answer a question better that they know before they read (the
+demo model's labels of AG News: 0.68 right with the instructions first, 0.53 with the document first), so a
+little time is not worth it.
 """
 
 from __future__ import annotations
@@ -18,14 +20,17 @@ from pipeline.config import Config, LabelTask, TaskConfig
 
 Layout = Literal["instructions_first", "document_first"]
 
-# The share of the tokens that must be left for it to be worth it; all of them where documents are kept because somebody asked for it.
+# The share of the tokens that must be left for it to be worth it; all of them where documents are kept
+# because somebody asked for it.
 _WORTH_SHARE = 2 / 3
 _CHARACTERS_PER_TOKEN = 4
 _OWN_WORDS_TOKENS = 40  # the program's own words around instructions, and the template's
 
 
 def choose_layout(config: Config, document_tokens: float) -> Layout:
-    """Document first where several questions about documents of this length, or a store that keeps them all for later ones, make it pay."""
+    """Document first where several questions about documents of this length, or a store that keeps them all
+    for later ones, make it pay.
+    """
     store = config.kv_cache.store
     if not store.quota or store.documents == "never":
         return "instructions_first"
@@ -43,13 +48,17 @@ def tokens_of(characters: float) -> float:
 
 
 def questions_about_a_document(config: Config) -> int:
-    """How many questions the tasks have about each: one a task, one a label of those that may have several."""
+    """How many questions the tasks have about each: one a task, one a label of those that may have
+    several.
+    """
     return sum(1 for task in config.tasks for _ in _instructions_tokens(task))
 
 
 def _instructions_tokens(task: TaskConfig) -> Iterator[int]:
     """About how many tokens each question of a task adds to a document."""
-    own = {name: value for name, value in task.model_dump(mode="json").items() if name not in ("name", "kind")}
+    own = {
+        name: value for name, value in task.model_dump(mode="json").items() if name not in ("name", "kind")
+    }
     shown = isinstance(task, LabelTask) and (task.examples is not None or task.examples_per_label is not None)
     examples_tokens = task.examples_tokens if isinstance(task, LabelTask) and shown else 0
     if isinstance(task, LabelTask) and task.multi:

@@ -1,4 +1,6 @@
-"""A forecast as numbers with their units and formulas: what ``plan --json`` prints and the report sets beside the outcome."""
+"""A forecast as numbers with their units and formulas: what ``plan --json`` prints and the report sets beside
+the outcome.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from pipeline.planner.forecast import Forecast
 from pipeline.planner.model.shape import ModelShape
 from pipeline.system.units import amount, duration
 
-Unit = Literal["bytes", "seconds", "tokens", "rows", "documents an hour", "tokens a second", "times", "parameters"]
+Unit = Literal[
+    "bytes", "seconds", "tokens", "rows", "documents an hour", "tokens a second", "times", "parameters"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +43,35 @@ class Quantity:
 
 def quantities(forecast: Forecast, shape: ModelShape, dtype: str) -> list[Quantity]:
     """Every number of the forecast, in the order in which people ask for them."""
-    return [*_model(shape, dtype), *_memory(forecast), *_speed(forecast), *_night(forecast), *_store(forecast)]
+    return [
+        *_model(shape, dtype),
+        *_memory(forecast),
+        *_speed(forecast),
+        *_night(forecast),
+        *_store(forecast),
+    ]
 
 
 def _model(shape: ModelShape, dtype: str) -> list[Quantity]:
     return [
-        Quantity("parameters", shape.parameters, "parameters", "sum of rows x columns x copies over all weights, tied ones once"),
         Quantity(
-            "kv_bytes_per_token", shape.kv_bytes_per_token(dtype), "bytes", "sum over layers of KV heads x (key + value width) x bytes"
+            "parameters",
+            shape.parameters,
+            "parameters",
+            "sum of rows x columns x copies over all weights, tied ones once",
         ),
-        Quantity("fixed_bytes_per_row", shape.fixed_bytes_per_row(dtype), "bytes", "recurrent and convolution states, whatever the length"),
+        Quantity(
+            "kv_bytes_per_token",
+            shape.kv_bytes_per_token(dtype),
+            "bytes",
+            "sum over layers of KV heads x (key + value width) x bytes",
+        ),
+        Quantity(
+            "fixed_bytes_per_row",
+            shape.fixed_bytes_per_row(dtype),
+            "bytes",
+            "recurrent and convolution states, whatever the length",
+        ),
     ]
 
 
@@ -56,7 +79,10 @@ def _memory(forecast: Forecast) -> list[Quantity]:
     weights = forecast.weights_bytes
     return [
         Quantity(
-            "weights_on_device", weights["device"], "bytes", "by module at its quantization; what bitsandbytes does not shrink is full"
+            "weights_on_device",
+            weights["device"],
+            "bytes",
+            "by module at its quantization; what bitsandbytes does not shrink is full",
         ),
         Quantity("weights_in_ram", weights["ram"], "bytes", "what the device does not hold, and RAM does"),
         Quantity("weights_on_disk", weights["disk"], "bytes", "the rest"),
@@ -66,14 +92,39 @@ def _memory(forecast: Forecast) -> list[Quantity]:
             "bytes",
             "slots of the longest rows together, and shared prefixes; elsewhere rows x length",
         ),
-        Quantity("cache_room", forecast.cache_room_bytes, "bytes", "half of what is left beside weights and a pass"),
-        Quantity("activations", forecast.activation_bytes, "bytes", "the fullest moment of a pass x the allocator's share"),
-        Quantity("vram_peak", forecast.vram_peak_bytes, "bytes", "CUDA context + weights + cache + activations on the cards"),
         Quantity(
-            "ram_peak", forecast.ram_peak_bytes, "bytes", "max of loading and working: process + weights + mapped files + cache + pass"
+            "cache_room", forecast.cache_room_bytes, "bytes", "half of what is left beside weights and a pass"
         ),
-        Quantity("ram_mapped", forecast.ram_mapped_bytes, "bytes", "of the RAM peak, pages of weight files that the system takes back"),
-        Quantity("disk_peak", forecast.disk_peak_bytes, "bytes", "offloaded weights + offloaded cache + kept documents' caches"),
+        Quantity(
+            "activations",
+            forecast.activation_bytes,
+            "bytes",
+            "the fullest moment of a pass x the allocator's share",
+        ),
+        Quantity(
+            "vram_peak",
+            forecast.vram_peak_bytes,
+            "bytes",
+            "CUDA context + weights + cache + activations on the cards",
+        ),
+        Quantity(
+            "ram_peak",
+            forecast.ram_peak_bytes,
+            "bytes",
+            "max of loading and working: process + weights + mapped files + cache + pass",
+        ),
+        Quantity(
+            "ram_mapped",
+            forecast.ram_mapped_bytes,
+            "bytes",
+            "of the RAM peak, pages of weight files that the system takes back",
+        ),
+        Quantity(
+            "disk_peak",
+            forecast.disk_peak_bytes,
+            "bytes",
+            "offloaded weights + offloaded cache + kept documents' caches",
+        ),
         Quantity("rows", forecast.rows, "rows", "min(limit, cache room / cache of a typical row)"),
     ]
 
@@ -82,8 +133,18 @@ def _speed(forecast: Forecast) -> list[Quantity]:
     step = forecast.step
     tokens = forecast.rows / step.seconds if step else None
     return [
-        Quantity("load", forecast.load_seconds, "seconds", "measured, else max(file bytes / disk rate, file bytes / link rate)"),
-        Quantity("prefill_of_full_context", forecast.prefill_seconds, "seconds", "(2 N n + 4 d n^2 / 2) / arithmetic rate"),
+        Quantity(
+            "load",
+            forecast.load_seconds,
+            "seconds",
+            "measured, else max(file bytes / disk rate, file bytes / link rate)",
+        ),
+        Quantity(
+            "prefill_of_full_context",
+            forecast.prefill_seconds,
+            "seconds",
+            "(2 N n + 4 d n^2 / 2) / arithmetic rate",
+        ),
         Quantity(
             "decode_step",
             step.seconds if step else None,
@@ -92,8 +153,15 @@ def _speed(forecast: Forecast) -> list[Quantity]:
         ),
         Quantity("decode_rate", tokens, "tokens a second", "rows / step"),
         Quantity("transferred_a_step", forecast.transfer_bytes, "bytes", "offloaded weights and cache"),
-        Quantity("transfer_a_step", step.transfer_seconds if step else None, "seconds", "transferred bytes / link rate, one way"),
-        Quantity("slowdown", step.slowdown if step else None, "times", "step / step with everything on the device"),
+        Quantity(
+            "transfer_a_step",
+            step.transfer_seconds if step else None,
+            "seconds",
+            "transferred bytes / link rate, one way",
+        ),
+        Quantity(
+            "slowdown", step.slowdown if step else None, "times", "step / step with everything on the device"
+        ),
     ]
 
 
@@ -103,19 +171,40 @@ def _night(forecast: Forecast) -> list[Quantity]:
     if work and forecast.deadline_seconds is not None:
         spare = forecast.deadline_seconds - (forecast.load_seconds or 0.0) - work.seconds
     found = [
-        Quantity("work", work.seconds if work else None, "seconds", "sum over tasks of reading and writing, by regression on the sample"),
         Quantity(
-            "work_error", work.seconds * work.relative_error if work else None, "seconds", "one standard error by the sample of lengths"
+            "work",
+            work.seconds if work else None,
+            "seconds",
+            "sum over tasks of reading and writing, by regression on the sample",
+        ),
+        Quantity(
+            "work_error",
+            work.seconds * work.relative_error if work else None,
+            "seconds",
+            "one standard error by the sample of lengths",
         ),
         Quantity("until_deadline", forecast.deadline_seconds, "seconds", "from now to the next run.deadline"),
         Quantity("spare_time", spare, "seconds", "until deadline - load - work; below nought it is too late"),
-        Quantity("documents_an_hour", work.documents_per_hour if work else None, "documents an hour", "documents / work x 3600"),
+        Quantity(
+            "documents_an_hour",
+            work.documents_per_hour if work else None,
+            "documents an hour",
+            "documents / work x 3600",
+        ),
     ]
     for task in forecast.tasks:
         found += [
-            Quantity(f"{task.name}: tokens to read", task.read_tokens.value, "tokens", "prompts behind what is shared, and label trees"),
             Quantity(
-                f"{task.name}: tokens to write", task.written_tokens.value, "tokens", "answers x expected length, else max_output_tokens"
+                f"{task.name}: tokens to read",
+                task.read_tokens.value,
+                "tokens",
+                "prompts behind what is shared, and label trees",
+            ),
+            Quantity(
+                f"{task.name}: tokens to write",
+                task.written_tokens.value,
+                "tokens",
+                "answers x expected length, else max_output_tokens",
             ),
             Quantity(f"{task.name}: reading", task.read_seconds.value, "seconds", "sum of prefill times"),
             Quantity(f"{task.name}: writing", task.write_seconds.value, "seconds", "tokens x step / rows"),
@@ -131,5 +220,10 @@ def _store(forecast: Forecast) -> list[Quantity]:
             "tokens",
             "the least n whose stored bytes / read rate < its prefill time: what the store decides by",
         ),
-        Quantity("store", forecast.store_bytes, "bytes", "caches of all documents as they would be stored, whatever the quota"),
+        Quantity(
+            "store",
+            forecast.store_bytes,
+            "bytes",
+            "caches of all documents as they would be stored, whatever the quota",
+        ),
     ]

@@ -1,8 +1,10 @@
-"""How long things take: pure formulas over bytes, operations and rates. Seconds are floats, everything else whole numbers.
+"""How long things take: pure formulas over bytes, operations and rates. Seconds are floats, everything else
+whole numbers.
 
-The formulas are rooflines (Williams, Waterman, Patterson, 2009): the slower of arithmetic and memory sets the time. Prefill multiplies
-every weight with many tokens and is bound by arithmetic; decoding reads every weight for a few tokens and is bound by memory. No real
-kernel reaches the roof; ``prefill_share`` and ``decode_share`` say how near ours comes, and are what `bench` calibrates.
+The formulas are rooflines (Williams, Waterman, Patterson, 2009): the slower of arithmetic and memory sets the
+time. Prefill multiplies every weight with many tokens and is bound by arithmetic; decoding reads every weight
+for a few tokens and is bound by memory. No real kernel reaches the roof; ``prefill_share`` and
+``decode_share`` say how near ours comes, and are what `bench` calibrates.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ from dataclasses import dataclass, replace
 from pipeline.planner.model.shape import ModelShape
 from pipeline.system.hardware import Rates
 
-# On this project's test machine SmolLM2-135M prefills 360 tokens/s where the roof says about 510, and decodes one row at 8.8 tokens/s
-# where the memory alone would allow 15 to 20.
+# On this project's test machine SmolLM2-135M prefills 360 tokens/s where the roof says about 510, and decodes
+# one row at 8.8 tokens/s where the memory alone would allow 15 to 20.
 PREFILL_SHARE, DECODE_SHARE = 0.7, 0.6
 
 
@@ -45,10 +47,11 @@ def _known(value: float | None, name: str) -> float:
 
 
 def prefill_operations(shape: ModelShape, tokens: int, past_tokens: int = 0) -> float:
-    """Operations to read ``tokens`` tokens after ``past_tokens``: 2 N a token, and 4 d (n^2/2 + n past) a layer for attention.
+    """Operations to read ``tokens`` tokens after ``past_tokens``: 2 N a token, and 4 d (n^2/2 + n past) a
+    layer for attention.
 
-    N is without look-up tables and without the head, which only the last token meets (Kaplan and others, 2020, table 1, causal half).
-    A layer with a window attends to no more than that.
+    N is without look-up tables and without the head, which only the last token meets (Kaplan and others,
+    2020, table 1, causal half). A layer with a window attends to no more than that.
     """
     head = shape.vocabulary * shape.hidden
     width = shape.query_heads * shape.head_dim
@@ -66,7 +69,9 @@ def _mean_seen(tokens: int, past: int, window: int | None) -> float:
 
 
 def prefill_seconds(shape: ModelShape, tokens: int, speed: Speed, past_tokens: int = 0) -> float:
-    """Time to read ``tokens`` tokens of one row. A calibrated rate, if there is one, takes the place of the machine's arithmetic."""
+    """Time to read ``tokens`` tokens of one row. A calibrated rate, if there is one, takes the place of the
+    machine's arithmetic.
+    """
     rate, at = speed.rates.prefill_tokens_per_second, speed.rates.prefill_at_tokens
     if rate and not at:
         return tokens / rate
@@ -77,7 +82,9 @@ def prefill_seconds(shape: ModelShape, tokens: int, speed: Speed, past_tokens: i
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One decoding step of a batch: where its time goes. ``seconds`` is for the whole batch; each row gets one token."""
+    """One decoding step of a batch: where its time goes. ``seconds`` is for the whole batch; each row gets
+    one token.
+    """
 
     weights_seconds: float
     cache_seconds: float
@@ -87,7 +94,9 @@ class Step:
 
     @property
     def resident_seconds(self) -> float:
-        """Were everything in the memory of the device that computes. Weights in 4 bits become plain numbers first."""
+        """Were everything in the memory of the device that computes. Weights in 4 bits become plain numbers
+        first.
+        """
         return self.unpack_seconds + max(self.weights_seconds + self.cache_seconds, self.compute_seconds)
 
     @property
@@ -110,14 +119,19 @@ class Step:
 
     @property
     def seconds(self) -> float:
-        """Pipelined: a layer's bytes travel while the layer before it computes, so the slower of the two sets the pace."""
+        """Pipelined: a layer's bytes travel while the layer before it computes, so the slower of the two sets
+        the pace.
+        """
         return max(self.resident_seconds, self.transfer_seconds)
 
     def times(self, factor: float) -> Step:
         """Where only the sum was measured: the parts of computing keep their proportion."""
         return Step(
-            self.weights_seconds * factor, self.cache_seconds * factor, self.compute_seconds * factor, self.unpack_seconds * factor
-        )  # fmt: skip
+            self.weights_seconds * factor,
+            self.cache_seconds * factor,
+            self.compute_seconds * factor,
+            self.unpack_seconds * factor,
+        )
 
     @property
     def slowdown(self) -> float:
@@ -136,10 +150,11 @@ def decode_step(
     transferred_bytes: int = 0,
     link_bytes_per_second: float | None = None,
 ) -> Step:
-    """One token for each of ``rows`` rows of ``tokens``: weights once, every row's cache, 2 N operations a row (Pope and others, 2022).
+    """One token for each of ``rows`` rows of ``tokens``: weights once, every row's cache, 2 N operations a
+    row (Pope and others, 2022).
 
-    ``transferred_bytes`` come over a link at each step: offloaded weights, or an offloaded cache. nf4 is unpacked first where
-    ``dequantize_weights_per_second`` says that this takes time (on CPUs it does).
+    ``transferred_bytes`` come over a link at each step: offloaded weights, or an offloaded cache. nf4 is
+    unpacked first where ``dequantize_weights_per_second`` says that this takes time (on CPUs it does).
     """
     step = _resident_step(shape, speed, quantization, dtype, rows, tokens)
     rates = speed.rates
@@ -147,11 +162,15 @@ def decode_step(
         at_rows = rates.decode_at_rows or 1
         there = _resident_step(shape, speed, quantization, dtype, at_rows, rates.decode_at_tokens or tokens)
         step = step.times(at_rows / rates.decode_tokens_per_second / there.resident_seconds)
-    transfer = transferred_bytes / link_bytes_per_second if transferred_bytes and link_bytes_per_second else 0.0
+    transfer = (
+        transferred_bytes / link_bytes_per_second if transferred_bytes and link_bytes_per_second else 0.0
+    )
     return replace(step, transfer_seconds=transfer)
 
 
-def _resident_step(shape: ModelShape, speed: Speed, quantization: str, dtype: str, rows: int, tokens: int) -> Step:
+def _resident_step(
+    shape: ModelShape, speed: Speed, quantization: str, dtype: str, rows: int, tokens: int
+) -> Step:
     """By the formulas alone, with everything on the device."""
     weights = shape.read_bytes_per_step(quantization, dtype, rows) / speed.memory
     cache = shape.kv_bytes(tokens, dtype, rows) / speed.memory
@@ -160,16 +179,28 @@ def _resident_step(shape: ModelShape, speed: Speed, quantization: str, dtype: st
 
 
 def unpack_seconds(shape: ModelShape, rates: Rates, quantization: str) -> float:
-    """Time to turn all weights in 4 bits into plain numbers once; 0 where products take them as they are, or no rate is known."""
+    """Time to turn all weights in 4 bits into plain numbers once; 0 where products take them as they are, or
+    no rate is known.
+    """
     rate = rates.dequantize_weights_per_second
-    return sum(weight.parameters for weight in shape.weights if weight.shrinks) / rate if quantization == "nf4" and rate else 0.0
+    return (
+        sum(weight.parameters for weight in shape.weights if weight.shrinks) / rate
+        if quantization == "nf4" and rate
+        else 0.0
+    )
 
 
 def fetch_seconds(disk_bytes: int, ram_bytes: int, rates: Rates, *, on_card: bool) -> float | None:
-    """Time for bytes that travel to the device: the disk and the link to a card work side by side. None: a rate is not known."""
+    """Time for bytes that travel to the device: the disk and the link to a card work side by side. None: a
+    rate is not known.
+    """
     disk = _over(disk_bytes, rates.disk_read_bytes_per_second)
     link_rate = rates.to_device_pinned_bytes_per_second or rates.to_device_bytes_per_second
-    link = _over(disk_bytes + ram_bytes, link_rate) if on_card else _over(ram_bytes, rates.memory_bytes_per_second)
+    link = (
+        _over(disk_bytes + ram_bytes, link_rate)
+        if on_card
+        else _over(ram_bytes, rates.memory_bytes_per_second)
+    )
     return None if disk is None or link is None else max(disk, link)
 
 
@@ -185,7 +216,9 @@ def transfer_seconds(moved_bytes: int, bytes_per_second: float) -> float:
 
 
 def load_seconds(stored_bytes: int, rates: Rates) -> float:
-    """Time to bring weights of ``stored_bytes`` (as they lie on the disk) to the device: the slower of disk and link."""
+    """Time to bring weights of ``stored_bytes`` (as they lie on the disk) to the device: the slower of disk
+    and link.
+    """
     disk = stored_bytes / _known(rates.disk_read_bytes_per_second, "disk read rate")
     link = stored_bytes / rates.to_device_bytes_per_second if rates.to_device_bytes_per_second else 0.0
     return max(disk, link)
@@ -193,7 +226,8 @@ def load_seconds(stored_bytes: int, rates: Rates) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is asked of the documents: their lengths in tokens (a sample or all), how many there are, and what is written for each.
+    """What is asked of the documents: their lengths in tokens (a sample or all), how many there are, and what
+    is written for each.
 
     ``instruction_tokens`` come before or after every document; ``shared`` of them are read once for all.
     """
@@ -211,7 +245,9 @@ class Workload:
 
     @property
     def relative_error(self) -> float:
-        """One standard error of the mean length, as a share of it, with the correction for a finite population (Cochran, 1977)."""
+        """One standard error of the mean length, as a share of it, with the correction for a finite
+        population (Cochran, 1977).
+        """
         count = len(self.lengths)
         if count < 2 or not self.mean_tokens or count >= self.documents:
             return 0.0
@@ -221,7 +257,9 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Duration:
-    """A workload's time. The range is one standard error of the sample either way; it knows nothing of wrong rates."""
+    """A workload's time. The range is one standard error of the sample either way; it knows nothing of wrong
+    rates.
+    """
 
     prefill_seconds: float
     decode_seconds: float
@@ -256,14 +294,17 @@ def work_duration(
     cache_offloaded: bool = False,
     link_bytes_per_second: float | None = None,
 ) -> Duration:
-    """Every document read once and ``output_tokens`` written, ``rows`` at a time; shared instructions are read once.
+    """Every document read once and ``output_tokens`` written, ``rows`` at a time; shared instructions are
+    read once.
 
     ``offloaded_bytes`` of weights travel at each step, the whole cache too if ``cache_offloaded``.
     """
     if not work.lengths or not work.documents:
         return Duration(0.0, 0.0, 0, 0.0)
     own = work.instruction_tokens - work.shared_tokens
-    reading = sum(prefill_seconds(shape, length + own, speed, work.shared_tokens) for length in work.lengths) / len(work.lengths)
+    reading = sum(
+        prefill_seconds(shape, length + own, speed, work.shared_tokens) for length in work.lengths
+    ) / len(work.lengths)
     length = int(work.mean_tokens + work.instruction_tokens + work.output_tokens / 2)
     batch = max(1, min(rows, work.documents))
     moved = offloaded_bytes + (shape.kv_bytes(length, dtype, batch) if cache_offloaded else 0)
@@ -278,7 +319,9 @@ def work_duration(
         link_bytes_per_second=link_bytes_per_second,
     )
     steps = math.ceil(work.documents / batch) * work.output_tokens
-    weights_once = offloaded_bytes / link_bytes_per_second if offloaded_bytes and link_bytes_per_second else 0.0
+    weights_once = (
+        offloaded_bytes / link_bytes_per_second if offloaded_bytes and link_bytes_per_second else 0.0
+    )
     shared = prefill_seconds(shape, work.shared_tokens, speed) if work.shared_tokens else 0.0
     prefill = max(work.documents * reading, math.ceil(work.documents / batch) * weights_once) + shared
     return Duration(prefill, steps * step.seconds, work.documents, work.relative_error)

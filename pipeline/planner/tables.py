@@ -1,4 +1,6 @@
-"""Tables people know, as plain records: what a cache weighs and how long it travels, what fits where. And as text, by rich."""
+"""Tables people know, as plain records: what a cache weighs and how long it travels, what fits where. And as
+text, by rich.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ _LINKS = (("PCIe 3.0 x16", Link(3, 16)), ("PCIe 4.0 x16", Link(4, 16)), ("PCIe 5
 
 @dataclass(frozen=True, slots=True)
 class CacheRow:
-    """A context's cache, and the time one way over each link: for a step of decoding it travels once if it is offloaded."""
+    """A context's cache, and the time one way over each link: for a step of decoding it travels once if it is
+    offloaded.
+    """
 
     tokens: int
     cache_bytes: int
@@ -28,7 +32,9 @@ class CacheRow:
 
 @dataclass(frozen=True, slots=True)
 class FitRow:
-    """Tokens (all rows together) that fit beside the weights under one kind of attention; -1: they never fill it."""
+    """Tokens (all rows together) that fit beside the weights under one kind of attention; -1: they never fill
+    it.
+    """
 
     attention: str
     kv_heads: int
@@ -38,9 +44,11 @@ class FitRow:
 
 @dataclass(frozen=True, slots=True)
 class SizeRow:
-    """A model of so many parameters in 4 bits, and the smallest card that holds it with ``context_tokens`` of cache.
+    """A model of so many parameters in 4 bits, and the smallest card that holds it with ``context_tokens`` of
+    cache.
 
-    ``bits_alone_bytes`` is the number people quote (4 bits a parameter); ``weights_bytes`` counts scales and what stays in 16 bits.
+    ``bits_alone_bytes`` is the number people quote (4 bits a parameter); ``weights_bytes`` counts scales and
+    what stays in 16 bits.
     """
 
     name: str
@@ -63,7 +71,9 @@ def cache_table(shape: ModelShape, dtype: str, contexts: Sequence[int] = CONTEXT
 
 
 def attention_table(shape: ModelShape, dtype: str, free_bytes: int) -> list[FitRow]:
-    """Tokens in ``free_bytes`` were this model MHA, GQA (its own number of KV heads, or 8) or MQA; MLA and the like only as they are."""
+    """Tokens in ``free_bytes`` were this model MHA, GQA (its own number of KV heads, or 8) or MQA; MLA and
+    the like only as they are.
+    """
     grouped = shape.kv_heads if 1 < shape.kv_heads < shape.query_heads else min(8, shape.query_heads)
     kinds = {"MHA": shape.query_heads, "GQA": grouped, "MQA": 1}
     if shape.attention() not in kinds:
@@ -75,18 +85,26 @@ def _fit(name: str, shape: ModelShape, dtype: str, free_bytes: int) -> FitRow:
     return FitRow(name, shape.kv_heads, shape.kv_bytes_per_token(dtype), shape.tokens_in(free_bytes, dtype))
 
 
-def sizes_table(models: Iterable[tuple[str, ModelShape]], dtype: str = "float16", context_tokens: int = 4096) -> list[SizeRow]:
-    """Which models fit in cards of 8, 12, 16, 24, 48 and 80 GB in nf4, with the cache of one row of ``context_tokens``."""
+def sizes_table(
+    models: Iterable[tuple[str, ModelShape]], dtype: str = "float16", context_tokens: int = 4096
+) -> list[SizeRow]:
+    """Which models fit in cards of 8, 12, 16, 24, 48 and 80 GB in nf4, with the cache of one row of
+    ``context_tokens``.
+    """
     rows = []
     for name, shape in models:
-        weights, cache = shape.weights_bytes("nf4", dtype), shape.kv_bytes(min(context_tokens, shape.context_tokens), dtype)
+        weights, cache = (
+            shape.weights_bytes("nf4", dtype),
+            shape.kv_bytes(min(context_tokens, shape.context_tokens), dtype),
+        )
         needed = weights + cache + RESERVE_BYTES
         fits = {size: needed <= size * 2**30 for size in CARD_GIB}  # a card sold as 24 GB has 24 GiB
         rows.append(SizeRow(name, shape.parameters, shape.bits_alone_bytes(4), weights, cache, fits))
     return rows
 
 
-# Dense decoders of the sizes that are published most, by their public configurations: enough for "which sizes fit".
+# Dense decoders of the sizes that are published most, by their public configurations: enough for "which sizes
+# fit".
 _SIZES: tuple[tuple[str, tuple[int, int, int, int, int, int]], ...] = (
     # name, (layers, query heads, KV heads, hidden, intermediate, vocabulary)
     ("1B (Llama 3.2)", (16, 32, 8, 2048, 8192, 128256)),
@@ -105,7 +123,17 @@ def common_sizes() -> list[tuple[str, ModelShape]]:
     found = []
     for name, (layers, heads, kv_heads, hidden, intermediate, vocabulary) in _SIZES:
         tied = "3.2" in name
-        shape = ModelShape(layers, heads, kv_heads, 128 if hidden > 2048 else 64, hidden, intermediate, vocabulary, 131072, tied=tied)
+        shape = ModelShape(
+            layers,
+            heads,
+            kv_heads,
+            128 if hidden > 2048 else 64,
+            hidden,
+            intermediate,
+            vocabulary,
+            131072,
+            tied=tied,
+        )
         found.append((name, shape))
     return found
 
@@ -130,22 +158,41 @@ def render(title: str, header: Sequence[str], rows: Iterable[Sequence[str]], wid
 def render_cache(shape: ModelShape, dtype: str, rows: Sequence[CacheRow]) -> str:
     """The cache table as text."""
     names = list(rows[0].seconds) if rows else []
-    body = [[f"{row.tokens:,}", amount(row.cache_bytes), *(duration(row.seconds[name]) for name in names)] for row in rows]
-    return render(f"KV cache by context, {shape.describe()}, {dtype}; time one way", ["tokens", "bytes", *names], body)
+    body = [
+        [f"{row.tokens:,}", amount(row.cache_bytes), *(duration(row.seconds[name]) for name in names)]
+        for row in rows
+    ]
+    return render(
+        f"KV cache by context, {shape.describe()}, {dtype}; time one way", ["tokens", "bytes", *names], body
+    )
 
 
 def render_attention(free_bytes: int, rows: Sequence[FitRow]) -> str:
     """The attention table as text."""
     body = [
-        [row.attention, str(row.kv_heads), amount(row.bytes_per_token), f"{row.tokens:,}" if row.tokens >= 0 else "no limit"]
+        [
+            row.attention,
+            str(row.kv_heads),
+            amount(row.bytes_per_token),
+            f"{row.tokens:,}" if row.tokens >= 0 else "no limit",
+        ]
         for row in rows
     ]
-    return render(f"Tokens in {amount(free_bytes)} of free memory", ["attention", "KV heads", "a token", "tokens"], body)
+    return render(
+        f"Tokens in {amount(free_bytes)} of free memory", ["attention", "KV heads", "a token", "tokens"], body
+    )
 
 
 def render_sizes(rows: Sequence[SizeRow], context_tokens: int = 4096) -> str:
     """The table of model sizes as text."""
-    header = ["model", "parameters", "4 bits alone", "nf4 in memory", "cache", *(f"{size}GB" for size in CARD_GIB)]
+    header = [
+        "model",
+        "parameters",
+        "4 bits alone",
+        "nf4 in memory",
+        "cache",
+        *(f"{size}GB" for size in CARD_GIB),
+    ]
     body = [
         [
             row.name,
@@ -157,4 +204,6 @@ def render_sizes(rows: Sequence[SizeRow], context_tokens: int = 4096) -> str:
         ]
         for row in rows
     ]
-    return render(f"Which models fit in 4 bits, with {context_tokens:,} tokens and 1 GiB for the rest", header, body)
+    return render(
+        f"Which models fit in 4 bits, with {context_tokens:,} tokens and 1 GiB for the rest", header, body
+    )

@@ -1,7 +1,9 @@
-"""A night's work as the planner sees it: what sampled documents would ask of the model, and from that what all of them take.
+"""A night's work as the planner sees it: what sampled documents would ask of the model, and from that what
+all of them take.
 
-The sample is scaled by the characters of all documents: seconds are regressed on characters (the regression estimator; Cochran,
-Sampling Techniques, 1977, chapter 7), so that only what length does not explain is left as error.
+The sample is scaled by the characters of all documents: seconds are regressed on characters (the regression
+estimator; Cochran, Sampling Techniques, 1977, chapter 7), so that only what length does not explain is left
+as error.
 """
 
 from __future__ import annotations
@@ -14,10 +16,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One request: tokens of its own to read (tree nodes included) behind shared ones, and tokens to write at most.
+    """One request: tokens of its own to read (tree nodes included) behind shared ones, and tokens to write at
+    most.
 
-    ``logits``: positions whose predictions are wanted, one and the tree's nodes. ``document_tokens`` of its own are a document that
-    other questions may begin with too; ``reads_document``: none of this task's before it did.
+    ``logits``: positions whose predictions are wanted, one and the tree's nodes. ``document_tokens`` of its
+    own are a document that other questions may begin with too; ``reads_document``: none of this task's before
+    it did.
     """
 
     own_tokens: int
@@ -35,7 +39,9 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What one document asks in one task. ``tokens`` are the document's own; ``failed``: it would not be answered."""
+    """What one document asks in one task. ``tokens`` are the document's own; ``failed``: it would not be
+    answered.
+    """
 
     characters: int
     tokens: int
@@ -60,8 +66,8 @@ class Estimate:
 class TaskLoad:
     """One task over ``documents`` documents of ``characters`` in all, of which ``sample`` was looked at.
 
-    ``output_tokens`` is what an answer takes on average, where that is known from earlier nights or `bench`; else every answer is
-    taken to be as long as it may be.
+    ``output_tokens`` is what an answer takes on average, where that is known from earlier nights or `bench`;
+    else every answer is taken to be as long as it may be.
     """
 
     name: str
@@ -73,12 +79,19 @@ class TaskLoad:
 
     def written_tokens(self, question: Question) -> float:
         """Tokens an answer is expected to take."""
-        return question.new_tokens if self.output_tokens is None else min(question.new_tokens, self.output_tokens)
+        return (
+            question.new_tokens
+            if self.output_tokens is None
+            else min(question.new_tokens, self.output_tokens)
+        )
 
     def total(self, values: Sequence[float]) -> Estimate:
         """Of all documents, from one value for each document of the sample."""
-        return regression_total([(asked.characters, value) for asked, value in zip(self.sample, values, strict=True)],
-                                self.documents, self.characters)  # fmt: skip
+        return regression_total(
+            [(asked.characters, value) for asked, value in zip(self.sample, values, strict=True)],
+            self.documents,
+            self.characters,
+        )
 
     @property
     def tokens(self) -> Estimate:
@@ -92,10 +105,11 @@ class TaskLoad:
 
 
 def regression_total(pairs: Sequence[tuple[float, float]], count: int, sum_x: float) -> Estimate:
-    """The total of y over ``count`` units whose x sum to ``sum_x``, from sampled (x, y): count (mean y + b (mean X - mean x)).
+    """The total of y over ``count`` units whose x sum to ``sum_x``, from sampled (x, y): count (mean y + b
+    (mean X - mean x)).
 
-    The error is that of the residuals, with the correction for a finite population. With fewer than three pairs, or equal x, the slope
-    is left out.
+    The error is that of the residuals, with the correction for a finite population. With fewer than three
+    pairs, or equal x, the slope is left out.
     """
     n = len(pairs)
     if not n or not count:
@@ -107,15 +121,23 @@ def regression_total(pairs: Sequence[tuple[float, float]], count: int, sum_x: fl
     if n >= count:
         return Estimate(max(0.0, value), 0.0)
     used = 2 if slope else 1
-    variance = sum((y - mean_y - slope * (x - mean_x)) ** 2 for x, y in pairs) / (n - used) if n > used else mean_y**2
+    variance = (
+        sum((y - mean_y - slope * (x - mean_x)) ** 2 for x, y in pairs) / (n - used)
+        if n > used
+        else mean_y**2
+    )
     return Estimate(max(0.0, value), count * math.sqrt(variance / n * (1 - n / count)))
 
 
 def histogram(values: Sequence[int], bars: int = 8) -> list[tuple[int, int, int]]:
-    """(from, to, count) by doubling bounds, the first bar holding everything below: lengths spread over orders of magnitude."""
+    """(from, to, count) by doubling bounds, the first bar holding everything below: lengths spread over
+    orders of magnitude.
+    """
     if not values:
         return []
     top = max(1, max(values).bit_length())
     first = max(0, top - bars)
     bounds = [0, *(2**power for power in range(first + 1, top + 1))]
-    return [(low, high, sum(low <= value < high for value in values)) for low, high in itertools.pairwise(bounds)]
+    return [
+        (low, high, sum(low <= value < high for value in values)) for low, high in itertools.pairwise(bounds)
+    ]

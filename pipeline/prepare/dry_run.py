@@ -1,7 +1,8 @@
-"""A rehearsal of the night: sampled documents go through their tasks with made-up answers, and what they would ask is counted.
+"""A rehearsal of the night: sampled documents go through their tasks with made-up answers, and what they
+would ask is counted.
 
-So the planner knows prompts, parts, reductions and label trees as they will really be, and needs neither weights nor a model. Made-up
-answers are as long as they may be.
+So the planner knows prompts, parts, reductions and label trees as they will really be, and needs neither
+weights nor a model. Made-up answers are as long as they may be.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from pipeline.tasks import Task
 from pipeline.tasks.driver import Flight
 
 SAMPLE_DOCUMENTS = 64
-# Longer texts are counted whole but rehearsed only so often: one that takes minutes to tokenize would cost more than it tells.
+# Longer texts are counted whole but rehearsed only so often: one that takes minutes to tokenize would cost
+# more than it tells.
 _SAMPLE_CHARACTERS = 1_000_000
 _ALL_QUESTIONS = 10**9
 _WORDS_TOKENS = 60  # around a document, where nothing else is known of prompts
@@ -27,7 +29,9 @@ _LEAST_SHARED_TOKENS = 16
 
 
 class Sampler:
-    """A random sample of the documents that pass by, each as likely as any other (reservoir sampling; Vitter, 1985), and their counts."""
+    """A random sample of the documents that pass by, each as likely as any other (reservoir sampling; Vitter,
+    1985), and their counts.
+    """
 
     def __init__(self, size: int = SAMPLE_DOCUMENTS, seed: int = 0) -> None:
         self.documents = self.characters = self.rejected = 0
@@ -68,7 +72,13 @@ class Sampler:
         return found
 
 
-def load_of(task: Task, sample: Sequence[Document], documents: int, characters: int, output_tokens: float | None = None) -> TaskLoad:
+def load_of(
+    task: Task,
+    sample: Sequence[Document],
+    documents: int,
+    characters: int,
+    output_tokens: float | None = None,
+) -> TaskLoad:
     """What ``task`` would ask about ``documents`` documents of ``characters`` in all, by a sample of them."""
     asked = tuple(rehearse(task, document) for document in sample)
     return TaskLoad(task.job.name, task.job.kind, documents, characters, asked, output_tokens)
@@ -85,22 +95,30 @@ def rehearse(task: Task, document: Document) -> Asked:
         flight.receive(map(_made_up, requests))
     (outcome,) = flight.landed()
     answer = outcome.answer
-    return Asked(len(document.text), answer.tokens_in if answer else 0, tuple(questions), failed=answer is None)
+    return Asked(
+        len(document.text), answer.tokens_in if answer else 0, tuple(questions), failed=answer is None
+    )
 
 
 def longest_row(tasks: Sequence[Task], longest: Document | None) -> int | None:
-    """Tokens of the longest prompt with its answer that ``tasks`` would have about the longest document; None where that is not known.
+    """Tokens of the longest prompt with its answer that ``tasks`` would have about the longest document; None
+    where that is not known.
 
     A text that would take minutes to tokenize is not looked at: its parts are as long as the context allows.
     """
     if longest is None or len(longest.text) > _SAMPLE_CHARACTERS:
         return None
     found = [question for task in tasks for question in rehearse(task, longest).questions]
-    return max((question.shared_tokens + question.own_tokens + question.new_tokens for question in found), default=None)
+    return max(
+        (question.shared_tokens + question.own_tokens + question.new_tokens for question in found),
+        default=None,
+    )
 
 
 def rough_longest_row(longest: Document | None, output_tokens: int) -> int | None:
-    """Where there is no tokenizer: two characters a token, so that few texts are longer, and words around the document."""
+    """Where there is no tokenizer: two characters a token, so that few texts are longer, and words around the
+    document.
+    """
     return None if longest is None else len(longest.text) // 2 + _WORDS_TOKENS + output_tokens
 
 
@@ -132,17 +150,25 @@ def _made_up(request: Request) -> Generation:
     own = request.ids[max(0, min(request.prefix_tokens, len(request.ids) - 1)) :] or (0,)
     count = request.ask.max_new_tokens
     words = (own * (count // len(own) + 1))[:count]
-    return Generation(request.request_id, token_ids=words, finish_reason="length", prompt_tokens=len(request.ids))
+    return Generation(
+        request.request_id, token_ids=words, finish_reason="length", prompt_tokens=len(request.ids)
+    )
 
 
 def rough_load(name: str, kind: str, sampler: Sampler, context_tokens: int, output_tokens: int) -> TaskLoad:
-    """Where there is no tokenizer: four characters a token, parts of three quarters of the context, sixty tokens around each."""
+    """Where there is no tokenizer: four characters a token, parts of three quarters of the context, sixty
+    tokens around each.
+    """
     room = max(1, context_tokens * 3 // 4 - output_tokens)
     asked = []
     for document in sampler.sample:
         tokens = max(1, len(document.text) // 4)
         parts = -(-tokens // room)
         each = Question(-(-tokens // parts) + _WORDS_TOKENS, 0, output_tokens)
-        more = (Question(min(room, parts * output_tokens) + _WORDS_TOKENS, 0, output_tokens),) if parts > 1 and output_tokens else ()
+        more = (
+            (Question(min(room, parts * output_tokens) + _WORDS_TOKENS, 0, output_tokens),)
+            if parts > 1 and output_tokens
+            else ()
+        )
         asked.append(Asked(len(document.text), tokens, (each,) * parts + more))
     return TaskLoad(name, kind, sampler.documents, sampler.characters, tuple(asked))

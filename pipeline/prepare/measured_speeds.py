@@ -1,7 +1,8 @@
-"""What this machine has shown of a model: how fast it reads and writes, how long it loads, how long its answers are. Kept between nights.
+"""What this machine has shown of a model: how fast it reads and writes, how long it loads, how long its
+answers are. Kept between nights.
 
-Written by `overnight bench`, by `overnight plan --measure` and by every run; read by the plan. A file a model, its numbers and machine,
-in the user's cache folder; losing it costs only the measuring.
+Written by `overnight bench`, by `overnight plan --measure` and by every run; read by the plan. A file a
+model, its numbers and machine, in the user's cache folder; losing it costs only the measuring.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """None: not seen yet. ``output_tokens``: mean tokens written a request, by task fingerprint. Rates as in ``planner.hardware.Rates``."""
+    """None: not seen yet. ``output_tokens``: mean tokens written a request, by task fingerprint. Rates as in
+    ``planner.hardware.Rates``.
+    """
 
     prefill_tokens_per_second: float | None = None
     prefill_at_tokens: int | None = None
@@ -50,7 +53,9 @@ def calibrated(hardware: Hardware, calibration: Calibration) -> Hardware:
     return replace(hardware, rates=replace(hardware.rates, origin=origin, **known))
 
 
-_RATES = tuple(entry.name for entry in fields(Calibration) if entry.name in {rate.name for rate in fields(Rates)})
+_RATES = tuple(
+    entry.name for entry in fields(Calibration) if entry.name in {rate.name for rate in fields(Rates)}
+)
 
 
 def recall(config: Config, dtype: str) -> Calibration:
@@ -63,7 +68,9 @@ def recall(config: Config, dtype: str) -> Calibration:
 
 
 def remember(config: Config, dtype: str, **seen: Any) -> None:
-    """Add what was seen to what is kept; ``output_tokens`` are merged. A cache that cannot be written is none."""
+    """Add what was seen to what is kept; ``output_tokens`` are merged. A cache that cannot be written is
+    none.
+    """
     kept = recall(config, dtype)
     seen["output_tokens"] = {**kept.output_tokens, **seen.get("output_tokens", {})}
     path = _path(config, dtype)
@@ -75,7 +82,9 @@ def remember(config: Config, dtype: str, **seen: Any) -> None:
 
 def _checked(calibration: Calibration) -> Calibration:
     """Raises ValueError for what is not a positive number."""
-    numbers = [getattr(calibration, entry.name) for entry in fields(calibration) if entry.name != "output_tokens"]
+    numbers = [
+        getattr(calibration, entry.name) for entry in fields(calibration) if entry.name != "output_tokens"
+    ]
     numbers += calibration.output_tokens.values()
     if any(number is not None and not (isinstance(number, int | float) and number > 0) for number in numbers):
         raise ValueError("a calibration holds positive numbers")
@@ -84,6 +93,14 @@ def _checked(calibration: Calibration) -> Calibration:
 
 def _path(config: Config, dtype: str) -> Path:
     model = config.model
-    parts = (model.id, str(model.revision), model.quantization, dtype, model.attention, model.device_map, str(model.max_memory))
+    parts = (
+        model.id,
+        str(model.revision),
+        model.quantization,
+        dtype,
+        model.attention,
+        model.device_map,
+        str(model.max_memory),
+    )
     threads = str(config.engine.threads)
     return cache_folder() / "speeds" / f"{digest(*parts, threads, machine_key(None, dtype))}.json"

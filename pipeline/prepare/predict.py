@@ -1,4 +1,6 @@
-"""What a run foretells before it starts to work, for the report to set beside the outcome; and what it leaves for the next plan."""
+"""What a run foretells before it starts to work, for the report to set beside the outcome; and what it leaves
+for the next plan.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,12 @@ from pipeline.prepare.prepare import Preparation
 from pipeline.records import Document
 
 
-def predict(prepared: Preparation, sample: Sequence[Document], sizes: Sequence[tuple[int, int]]) -> dict[str, Any]:
-    """Numbers for the works that are pending: ``sizes`` has (works, characters) of each task. Empty where nothing can be said."""
+def predict(
+    prepared: Preparation, sample: Sequence[Document], sizes: Sequence[tuple[int, int]]
+) -> dict[str, Any]:
+    """Numbers for the works that are pending: ``sizes`` has (works, characters) of each task. Empty where
+    nothing can be said.
+    """
     if prepared.ground.cannot_plan is not None or not sample:
         return {}
     known = prepared.ground.calibration.output_tokens
@@ -29,13 +35,18 @@ def predict(prepared: Preparation, sample: Sequence[Document], sizes: Sequence[t
     assert forecast is not None
     found = quantities(forecast, prepared.ground.shape, prepared.plan.dtype)
     return {
-        "verdict": forecast.verdict, "documents": sum(load.documents for load in loads), "sampled": len(sample),
-        "speeds": prepared.ground.machine.rates.origin, "quantities": {quantity.name: quantity.value for quantity in found},
-    }  # fmt: skip
+        "verdict": forecast.verdict,
+        "documents": sum(load.documents for load in loads),
+        "sampled": len(sample),
+        "speeds": prepared.ground.machine.rates.origin,
+        "quantities": {quantity.name: quantity.value for quantity in found},
+    }
 
 
 def learn(config: Config, prepared: Preparation, report: Path) -> None:
-    """Keep how long answers were, how long loading took and what the worker's process weighs. ``report`` is report.json."""
+    """Keep how long answers were, how long loading took and what the worker's process weighs. ``report`` is
+    report.json.
+    """
     if prepared.ground.cannot_plan is not None:
         return
     facts = json.loads(report.read_text(encoding="ascii"))

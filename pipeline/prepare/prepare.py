@@ -1,4 +1,6 @@
-"""Before the night: what ``auto`` means here, the tasks bound to the model, their identities, the plan and its forecast."""
+"""Before the night: what ``auto`` means here, the tasks bound to the model, their identities, the plan and
+its forecast.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ _HALF = {"float32": None, "float16": "fp16", "bfloat16": "bf16"}
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What a plan stands on: the model's shape, the machine as far as it may be used, what is asked for, what was measured.
+    """What a plan stands on: the model's shape, the machine as far as it may be used, what is asked for, what
+    was measured.
 
     ``cannot_plan`` says why the shape is only a guess; then there is a batch size, but no forecast.
     """
@@ -58,7 +61,11 @@ class Ground:
         """The forecast: without documents, or for what they would ask."""
         deadline = self.config.run.deadline
         seconds = None if deadline is None else seconds_until(deadline, datetime.datetime.now())
-        return decide(self.shape, usable(self.config, self.machine), replace(self.wish, loads=tuple(loads), deadline_seconds=seconds))
+        return decide(
+            self.shape,
+            usable(self.config, self.machine),
+            replace(self.wish, loads=tuple(loads), deadline_seconds=seconds),
+        )
 
     def plan(self, resolved: Mapping[str, Any]) -> Plan:
         """The frozen plan. Of the documents it depends on the longest row alone. Raises DoesNotFit."""
@@ -76,7 +83,8 @@ class Preparation:
     ground: Ground
 
     def settled(self, longest_tokens: int | None) -> Preparation:
-        """Once the documents are read: the plan for rows that long, which may spare them a placement that only longer ones need.
+        """Once the documents are read: the plan for rows that long, which may spare them a placement that
+        only longer ones need.
 
         Nothing changes that shapes an answer. Raises DoesNotFit.
         """
@@ -91,12 +99,19 @@ class Preparation:
 
 def meant_by_auto(config: Config) -> list[str]:
     """Names of what the configuration leaves open."""
-    asked = {"dtype": config.model.dtype, "attention": config.model.attention, "layout": config.generation.layout, "date": "auto"}
+    asked = {
+        "dtype": config.model.dtype,
+        "attention": config.model.attention,
+        "layout": config.generation.layout,
+        "date": "auto",
+    }
     return [name for name, value in asked.items() if value == "auto"]
 
 
 def resolve(config: Config, backend: Backend, kept: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``auto`` means: the configuration's word, else what the run directory has kept, else what fits this machine today."""
+    """What ``auto`` means: the configuration's word, else what the run directory has kept, else what fits
+    this machine today.
+    """
     here = backend.resolve()
     asked = {
         "dtype": None if config.model.dtype == "auto" else config.model.dtype,
@@ -104,7 +119,11 @@ def resolve(config: Config, backend: Backend, kept: Mapping[str, Any]) -> dict[s
         "layout": None if config.generation.layout == "auto" else config.generation.layout,
         "date": None,
     }
-    found = {"dtype": here["dtype"], "attention": here["attention"], "date": datetime.date.today().isoformat()}
+    found = {
+        "dtype": here["dtype"],
+        "attention": here["attention"],
+        "date": datetime.date.today().isoformat(),
+    }
     meant = {name: asked[name] or kept.get(name) or found.get(name) for name in asked}
     return meant | {"layout": meant["layout"] or _fitting_layout(config)}
 
@@ -114,14 +133,18 @@ def _fitting_layout(config: Config) -> Layout:
     if questions_about_a_document(config) < 2 and config.kv_cache.store.documents != "always":
         return "instructions_first"
     try:
-        some = itertools.islice((item for item in read_source(config.source) if isinstance(item, Document)), _LOOKED_AT_DOCUMENTS)
+        some = itertools.islice(
+            (item for item in read_source(config.source) if isinstance(item, Document)), _LOOKED_AT_DOCUMENTS
+        )
         characters = [len(document.text) for document in some]
     except OvernightError:
         characters = []
     return choose_layout(config, tokens_of(statistics.fmean(characters)) if characters else 0)
 
 
-def ground_of(config: Config, backend: Backend, resolved: Mapping[str, Any], machine: Hardware | None = None) -> Ground:
+def ground_of(
+    config: Config, backend: Backend, resolved: Mapping[str, Any], machine: Hardware | None = None
+) -> Ground:
     """What the plan stands on. ``machine``: one that is not this one. Raises ConfigError."""
     described = backend.model_config()
     shape, cannot_plan = model_shape(described, rough=True), None
@@ -132,21 +155,30 @@ def ground_of(config: Config, backend: Backend, resolved: Mapping[str, Any], mac
     dtype = str(resolved["dtype"])
     kept, method = stored_quantization(described)
     if method is not None and kept is None:
-        cannot_plan = cannot_plan or f"cannot plan weights that are stored as {method}: what they take in memory is not known here"
+        cannot_plan = (
+            cannot_plan
+            or f"cannot plan weights that are stored as {method}: what they take in memory is not known here"
+        )
     calibration = Calibration() if machine else recall(config, dtype)
     stored = described.get("dtype") or described.get("torch_dtype")
     wish = wish_of(config, shape, resolved, stored_dtype=str(stored) if stored else None)
     if method is not None:  # only what is quantized here can be streamed
         wish = replace(wish, quantization=kept or wish.quantization, may_stream=False)
     if machine is None:
-        wish = replace(wish, store=replace(wish.store, read_bytes_per_second=measured_reading(store_folder(config))))
+        wish = replace(
+            wish, store=replace(wish.store, read_bytes_per_second=measured_reading(store_folder(config)))
+        )
     if calibration.process_bytes:
         wish = replace(wish, process_bytes=calibration.process_bytes)
-    return Ground(config, shape, machine or this_machine(config, dtype, calibration), wish, calibration, cannot_plan)
+    return Ground(
+        config, shape, machine or this_machine(config, dtype, calibration), wish, calibration, cannot_plan
+    )
 
 
 def stored_quantization(described: Mapping[str, Any]) -> tuple[Literal["nf4", "int8"] | None, str | None]:
-    """(what it is in our words, its own word) of a model whose files are quantized already; (None, None) of any other."""
+    """(what it is in our words, its own word) of a model whose files are quantized already; (None, None) of
+    any other.
+    """
     stored = described.get("quantization_config")
     if not isinstance(stored, Mapping):
         return None, None
@@ -165,7 +197,9 @@ def this_machine(config: Config, dtype: str, calibration: Calibration) -> Hardwa
     return calibrated(found if rates is None else with_rates(found, rates), calibration)
 
 
-def prepare(config: Config, backend: Backend, resolved: Mapping[str, Any], kinds: Collection[str] | None = None) -> Preparation:
+def prepare(
+    config: Config, backend: Backend, resolved: Mapping[str, Any], kinds: Collection[str] | None = None
+) -> Preparation:
     """Bind the tasks to the model and plan. Raises ConfigError or DoesNotFit."""
     ground = ground_of(config, backend, resolved)
     plan = ground.plan(resolved)
@@ -176,23 +210,36 @@ def prepare(config: Config, backend: Backend, resolved: Mapping[str, Any], kinds
 
 
 def bind_tasks(
-    config: Config, backend: Backend, resolved: Mapping[str, Any], context_tokens: int, identity: dict[str, Any],
+    config: Config,
+    backend: Backend,
+    resolved: Mapping[str, Any],
+    context_tokens: int,
+    identity: dict[str, Any],
     kinds: Collection[str] | None = None,
-) -> tuple[Task, ...]:  # fmt: skip
+) -> tuple[Task, ...]:
     """The tasks of the wanted kinds over the model's tokenizer. Raises ConfigError."""
     wanted = [task for task in config.tasks if kinds is None or task.kind in kinds]
     if not wanted:
-        raise ConfigError(f"the configuration has no task of kind {' or '.join(sorted(kinds or ()))}; it has {_kinds(config)}")
+        raise ConfigError(
+            f"the configuration has no task of kind {' or '.join(sorted(kinds or ()))}; it has "
+            f"{_kinds(config)}"
+        )
     setting = _setting(config, backend, resolved, context_tokens)
     examples = [labelled_for(task) if isinstance(task, LabelTask) else [] for task in wanted]
-    return tuple(build_task(task, setting, identity, given) for task, given in zip(wanted, examples, strict=True))
+    return tuple(
+        build_task(task, setting, identity, given) for task, given in zip(wanted, examples, strict=True)
+    )
 
 
-def shared_identity(config: Config, model: Mapping[str, Any], resolved: Mapping[str, Any], context_tokens: int) -> dict[str, Any]:
+def shared_identity(
+    config: Config, model: Mapping[str, Any], resolved: Mapping[str, Any], context_tokens: int
+) -> dict[str, Any]:
     """The part of a task's identity that all tasks of a configuration share."""
     stored = config.kv_cache.store.format
     lossy: dict[str, Any] = (
-        {"kv_format": stored} if config.kv_cache.store.quota and stored not in ("as_computed", _HALF[resolved["dtype"]]) else {}
+        {"kv_format": stored}
+        if config.kv_cache.store.quota and stored not in ("as_computed", _HALF[resolved["dtype"]])
+        else {}
     )
     if config.kv_cache.placement == "quantized":  # auto never takes it
         lossy["kv_placement"] = "quantized"
@@ -207,7 +254,9 @@ def shared_identity(config: Config, model: Mapping[str, Any], resolved: Mapping[
         "context_tokens": context_tokens,
         "layout": resolved["layout"],
         "date": resolved["date"],
-        "sampling": None if config.generation.sampling is None else config.generation.sampling.model_dump(mode="json"),
+        "sampling": None
+        if config.generation.sampling is None
+        else config.generation.sampling.model_dump(mode="json"),
         "prompt_format": PROMPT_FORMAT,
     }
 
@@ -216,7 +265,9 @@ def _setting(config: Config, backend: Backend, resolved: Mapping[str, Any], cont
     tokenizer = backend.tokenizer()
     frames = FrameBuilder(tokenizer, resolved["layout"], config.model.template_options, resolved["date"])
     chosen = config.generation.sampling
-    sampling = None if chosen is None else Sampling(chosen.temperature, chosen.top_p, chosen.top_k, chosen.seed)
+    sampling = (
+        None if chosen is None else Sampling(chosen.temperature, chosen.top_p, chosen.top_k, chosen.seed)
+    )
     return Setting(tokenizer, frames, context_tokens, sampling)
 
 

@@ -1,6 +1,8 @@
-"""What a night would be: plan, forecast, documents' lengths, and everything a person should know first. For ``plan`` and ``doctor``.
+"""What a night would be: plan, forecast, documents' lengths, and everything a person should know first. For
+``plan`` and ``doctor``.
 
-Works with whatever is there: without weights, without documents, without a tokenizer it says what it could not look at.
+Works with whatever is there: without weights, without documents, without a tokenizer it says what it could
+not look at.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ _READ_SECONDS = 60.0
 
 @dataclass
 class Outlook:
-    """``plan`` is None where a run would be ``refused``; ``forecast`` where the model's memory is not known (``ground.cannot_plan``)."""
+    """``plan`` is None where a run would be ``refused``; ``forecast`` where the model's memory is not known
+    (``ground.cannot_plan``).
+    """
 
     config: Config
     ground: Ground
@@ -70,13 +74,22 @@ class Outlook:
 
 
 def look(config: Config, machine: Hardware | None = None, *, measure_machine: bool = True) -> Outlook:
-    """Everything that can be said before the night. ``machine``: one that is not this one. Raises ConfigError."""
+    """Everything that can be said before the night. ``machine``: one that is not this one. Raises
+    ConfigError.
+    """
     backend = open_backend(config)
     resolved = resolve(config, backend, {})
     if machine is not None and config.model.dtype == "auto":
-        resolved["dtype"] = "bfloat16" if machine.gpu_bytes and config.model.device_map == "auto" else "float32"
+        resolved["dtype"] = (
+            "bfloat16" if machine.gpu_bytes and config.model.device_map == "auto" else "float32"
+        )
     ground = ground_of(config, backend, resolved, machine)
-    if machine is None and measure_machine and ground.cannot_plan is None and ground.machine.rates.memory_bytes_per_second is None:
+    if (
+        machine is None
+        and measure_machine
+        and ground.cannot_plan is None
+        and ground.machine.rates.memory_bytes_per_second is None
+    ):
         ground = _measured(ground, str(resolved["dtype"]))
     found = Outlook(config, ground, resolved)
     _bind(found, backend)
@@ -96,7 +109,11 @@ def _measured(ground: Ground, dtype: str) -> Ground:
     scratch = existing_folder(Path(ground.config.run.directory))
     found = measured_rates(cache_folder(), scratch, dtype, unpacking=unpacking_rate)
     kept = ground.machine.rates
-    known = {name: getattr(kept, name) for name in kept.__dataclass_fields__ if name != "origin" and getattr(kept, name) is not None}
+    known = {
+        name: getattr(kept, name)
+        for name in kept.__dataclass_fields__
+        if name != "origin" and getattr(kept, name) is not None
+    }
     origin = kept.origin if ground.calibration.measured else found.origin
     return replace(ground, machine=with_rates(ground.machine, replace(found, **known, origin=origin)))
 
@@ -115,7 +132,8 @@ def _bind(found: Outlook, backend: Backend) -> None:
         if identity:
             raise
         found.remarks.append(
-            f"no tokenizer is here: documents are reckoned at four characters a token, which may be off by a third ({error})"
+            f"no tokenizer is here: documents are reckoned at four characters a token, which may be off "
+            f"by a third ({error})"
         )
     if identity:
         found.fingerprints = {task.job.name: task.job.fingerprint for task in found.tasks}
@@ -133,23 +151,34 @@ def _read(found: Outlook) -> None:
         found.remarks.append(f"the documents could not be read, so there are no times: {error}")
         return
     if patience.lost:
-        found.remarks.append(f"reading was cut short after {_READ_SECONDS:.0f} s: there are at least {sampler.documents:,} documents")
+        found.remarks.append(
+            f"reading was cut short after {_READ_SECONDS:.0f} s: there are at least {sampler.documents:,} "
+            f"documents"
+        )
     if not sampler.documents:
         found.remarks.append("the source holds no documents, so there are no times")
         return
     found.documents, found.characters = sampler.documents, sampler.characters
     known = found.ground.calibration.output_tokens
     longest = None if patience.lost else sampler.longest
-    answers = {task.name: task.max_output_tokens if task.kind == "summarize" else 0 for task in found.config.tasks}
+    answers = {
+        task.name: task.max_output_tokens if task.kind == "summarize" else 0 for task in found.config.tasks
+    }
     if found.tasks:
         found.ground = found.ground.knowing(longest_row(found.tasks, longest))
         found.loads = tuple(
-            load_of(task, sampler.sample, sampler.documents, sampler.characters, known.get(task.job.fingerprint)) for task in found.tasks
+            load_of(
+                task, sampler.sample, sampler.documents, sampler.characters, known.get(task.job.fingerprint)
+            )
+            for task in found.tasks
         )
     else:
         context = found.ground.wish.context_tokens
         found.ground = found.ground.knowing(rough_longest_row(longest, max(answers.values())))
-        found.loads = tuple(rough_load(task.name, task.kind, sampler, context, answers[task.name]) for task in found.config.tasks)
+        found.loads = tuple(
+            rough_load(task.name, task.kind, sampler, context, answers[task.name])
+            for task in found.config.tasks
+        )
     _remark_failures(found)
 
 
@@ -157,7 +186,10 @@ def _remark_failures(found: Outlook) -> None:
     for load in found.loads:
         failed = sum(asked.failed for asked in load.sample)
         if failed and found.tasks:
-            found.remarks.append(f"task {load.name}: {failed} of {len(load.sample)} sampled documents would fail before the model answers")
+            found.remarks.append(
+                f"task {load.name}: {failed} of {len(load.sample)} sampled documents would fail before "
+                f"the model answers"
+            )
 
 
 class _Patience:
@@ -178,4 +210,8 @@ class _Patience:
 def advice_lines(found: Outlook) -> Sequence[str]:
     """Remarks, warnings and refusals, most urgent first."""
     warnings = list(found.forecast.warnings) if found.forecast else []
-    return [*([f"a run would be refused: {found.refused}"] if found.refused else []), *warnings, *found.remarks]
+    return [
+        *([f"a run would be refused: {found.refused}"] if found.refused else []),
+        *warnings,
+        *found.remarks,
+    ]

@@ -1,7 +1,8 @@
 """Which documents of the gold set are shown to the model as examples, in which order, and how much of each.
 
-Chosen for variety inside every label, without any library: the first is the one most like the others of its label, each next one
-least like those chosen. The order is shuffled by a seed, since models lean towards the last examples they have read.
+Chosen for variety inside every label, without any library: the first is the one most like the others of its
+label, each next one least like those chosen. The order is shuffled by a seed, since models lean towards the
+last examples they have read.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """The examples in the order in which they are shown. ``tokens`` counts their texts; ``notes`` say what was cut or left out."""
+    """The examples in the order in which they are shown. ``tokens`` counts their texts; ``notes`` say what
+    was cut or left out.
+    """
 
     shown: tuple[Example, ...]
     tokens: int
@@ -54,15 +57,20 @@ def choose_examples(
     count_tokens: Callable[[str], int],
     seed: int = 0,
 ) -> Examples:
-    """``per_label`` examples of every label from ``gold``, at most ``budget_tokens`` in all by ``count_tokens`` of their texts.
+    """``per_label`` examples of every label from ``gold``, at most ``budget_tokens`` in all by
+    ``count_tokens`` of their texts.
 
-    Too long for the budget: every text is cut to an equal share, at least 16 tokens; where even that is too much, fewer examples a label
-    are shown. Deterministic, whatever the order of ``gold``. Raises UsageError for a label that is not one of the task's.
+    Too long for the budget: every text is cut to an equal share, at least 16 tokens; where even that is too
+    much, fewer examples a label are shown. Deterministic, whatever the order of ``gold``. Raises UsageError
+    for a label that is not one of the task's.
     """
     by_label: dict[str, list[Example]] = defaultdict(list)
     for example in sorted(gold, key=lambda found: (found.id, found.text)):
         if example.label not in labels:
-            raise UsageError(f"example {example.id!r} has the label {example.label!r}, which is not one of the task's labels")
+            raise UsageError(
+                f"example {example.id!r} has the label {example.label!r}, which is not one of the task's "
+                f"labels"
+            )
         if example.text.strip():
             by_label[example.label].append(example)
     notes = [f"no example of {label!r} in the gold set" for label in labels if not by_label[label]]
@@ -74,13 +82,18 @@ def choose_examples(
     chosen = [example for label in labels for example in varied[label][:fitting]]
     shown = _cut(chosen, budget_tokens, count_tokens)
     if any(example.cut for example in shown):
-        notes.append(f"{sum(example.cut for example in shown)} of {len(shown)} examples were cut to fit {budget_tokens:,} tokens")
+        notes.append(
+            f"{sum(example.cut for example in shown)} of {len(shown)} examples were cut to fit "
+            f"{budget_tokens:,} tokens"
+        )
     random.Random(seed).shuffle(shown)
     return Examples(tuple(shown), sum(count_tokens(example.text) for example in shown), seed, tuple(notes))
 
 
 def _varied(pool: Sequence[Example], count: int, seed: int) -> list[Example]:
-    """``count`` unlike documents, from a seeded choice of at most 200: medoid first, then farthest first (Gonzalez, 1985)."""
+    """``count`` unlike documents, from a seeded choice of at most 200: medoid first, then farthest first
+    (Gonzalez, 1985).
+    """
     drawn = list(pool) if len(pool) <= _POOL else random.Random(seed).sample(pool, _POOL)
     words = [frozenset(_WORD.findall(example.text.casefold())) for example in drawn]
     if not drawn:
@@ -103,12 +116,18 @@ def _alike(one: frozenset[str], other: frozenset[str]) -> float:
 def _affordable(varied: dict[str, list[Example]], most: int, budget_tokens: int) -> int:
     """How many examples a label, at most ``most``, fit when each is cut to the least that says anything."""
     sizes = [len(examples) for examples in varied.values()]
-    fitting = (count for count in range(most, 0, -1) if _LEAST_TOKENS * sum(min(count, size) for size in sizes) <= budget_tokens)
+    fitting = (
+        count
+        for count in range(most, 0, -1)
+        if _LEAST_TOKENS * sum(min(count, size) for size in sizes) <= budget_tokens
+    )
     return next(fitting, 0)
 
 
 def _cut(chosen: Sequence[Example], budget_tokens: int, count_tokens: Callable[[str], int]) -> list[Example]:
-    """Texts within the budget: short ones whole, the others each cut to the same number of tokens, the greatest that fits."""
+    """Texts within the budget: short ones whole, the others each cut to the same number of tokens, the
+    greatest that fits.
+    """
     sizes = [count_tokens(example.text) for example in chosen]
     left, share = budget_tokens, 0
     for place, size in enumerate(sorted(sizes)):
@@ -117,13 +136,17 @@ def _cut(chosen: Sequence[Example], budget_tokens: int, count_tokens: Callable[[
             break
         left -= size
     return [
-        example if size <= share else Example(example.id, _beginning(example.text, share, count_tokens), example.label, cut=True)
+        example
+        if size <= share
+        else Example(example.id, _beginning(example.text, share, count_tokens), example.label, cut=True)
         for example, size in zip(chosen, sizes, strict=True)
     ]
 
 
 def _beginning(text: str, tokens: int, count_tokens: Callable[[str], int]) -> str:
-    """The longest beginning, of whole words where there are any, that has at most ``tokens`` tokens with the mark of a cut."""
+    """The longest beginning, of whole words where there are any, that has at most ``tokens`` tokens with the
+    mark of a cut.
+    """
     ends = [match.end() for match in _WORD.finditer(text)]
     if not ends or count_tokens(text[: ends[0]] + _CUT_MARK) > tokens:
         ends = list(range(1, len(text)))

@@ -1,7 +1,9 @@
-"""The model's states at the end of the prompts (``features``) as evidence for calibration: standardized, in as few numbers as possible.
+"""The model's states at the end of the prompts (``features``) as evidence for calibration: standardized, in
+as few numbers as possible.
 
-A linear map with an L2 penalty that is fitted on n documents lies in the space that their rows span, so fitting in n rotated coordinates
-gives the same map as fitting in all of them (the representer theorem), and takes a fraction of the time.
+A linear map with an L2 penalty that is fitted on n documents lies in the space that their rows span, so
+fitting in n rotated coordinates gives the same map as fitting in all of them (the representer theorem), and
+takes a fraction of the time.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ _LEAST_SPREAD = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Features of documents: ``values`` (documents, features), those of rows ``places`` of the score matrix, ascending.
+    """Features of documents: ``values`` (documents, features), those of rows ``places`` of the score matrix,
+    ascending.
 
     All documents, or in a large run a sample of them that holds every gold document.
     """
@@ -41,13 +44,16 @@ class Reduced:
     mean: Floats
 
     def back(self, weights: Floats) -> tuple[Floats, Floats]:
-        """From weights on the coordinates (labels, coordinates) to weights on features (labels, features) and what they add to the bias."""
+        """From weights on the coordinates (labels, coordinates) to weights on features (labels, features) and
+        what they add to the bias.
+        """
         plain: Floats = weights @ self.basis
         return plain, -plain @ self.mean
 
 
 def reduced(features: Features, gold_places: Ints) -> Reduced | None:
-    """The gold documents' features, standardized over all documents given, their rows of about unit length; None where they are all alike.
+    """The gold documents' features, standardized over all documents given, their rows of about unit length;
+    None where they are all alike.
 
     Raises KeyError for gold documents without features.
     """
@@ -63,7 +69,9 @@ def reduced(features: Features, gold_places: Ints) -> Reduced | None:
 
 
 def standardized(features: Features) -> Reduced | None:
-    """All documents in standardized columns, their rows of about unit length; None where they are all alike."""
+    """All documents in standardized columns, their rows of about unit length; None where they are all
+    alike.
+    """
     mean = features.values.mean(axis=0, dtype=np.float64)
     spread = features.values.std(axis=0, dtype=np.float64)
     kept = spread > _LEAST_SPREAD * max(spread.max(initial=0.0), 1e-12)
@@ -76,8 +84,14 @@ def standardized(features: Features) -> Reduced | None:
 
 
 def unpacked(rows: Sequence[bytes]) -> npt.NDArray[np.float32] | None:
-    """Features as the ledger keeps them (little-endian float16), (documents, features); None unless all have them, equally many."""
+    """Features as the ledger keeps them (little-endian float16), (documents, features); None unless all have
+    them, equally many.
+    """
     sizes = {len(row) for row in rows}
     if len(sizes) != 1 or not (size := sizes.pop()) or size % FEATURE_BYTES:
         return None
-    return np.frombuffer(b"".join(rows), dtype="<f2").reshape(len(rows), size // FEATURE_BYTES).astype(np.float32)
+    return (
+        np.frombuffer(b"".join(rows), dtype="<f2")
+        .reshape(len(rows), size // FEATURE_BYTES)
+        .astype(np.float32)
+    )

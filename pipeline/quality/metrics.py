@@ -1,7 +1,8 @@
-"""How good answers are: accuracy, macro-F1, per-label table, confusion matrix, calibration error, curves; with bootstrap intervals.
+"""How good answers are: accuracy, macro-F1, per-label table, confusion matrix, calibration error, curves;
+with bootstrap intervals.
 
-Everything here takes label numbers and probabilities of the documents that have a gold label, in any order. Predictions of
--1 are abstentions.
+Everything here takes label numbers and probabilities of the documents that have a gold label, in any order.
+Predictions of -1 are abstentions.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class LabelQuality:
-    """One label's row of the table. Precision is None where it was never predicted, recall where it never occurred."""
+    """One label's row of the table. Precision is None where it was never predicted, recall where it never
+    occurred.
+    """
 
     label: str
     gold: int
@@ -57,7 +60,9 @@ class LabelQuality:
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """One bin of the reliability curve: how sure the answers in it are on average, and how many of them are right."""
+    """One bin of the reliability curve: how sure the answers in it are on average, and how many of them are
+    right.
+    """
 
     low: float
     high: float
@@ -68,7 +73,9 @@ class Bin:
 
 @dataclass(frozen=True, slots=True)
 class CoveragePoint:
-    """Answering only where the probability is at least ``threshold``: the share answered, and the accuracy of the answers."""
+    """Answering only where the probability is at least ``threshold``: the share answered, and the accuracy of
+    the answers.
+    """
 
     threshold: float
     answered: int
@@ -106,7 +113,9 @@ def macro_f1(predicted: Ints, gold: Ints, label_count: int) -> float:
 
 
 def reliability(confidence: Floats, right: Bools) -> list[Bin]:
-    """The reliability curve over BINS bins of equal width; empty bins are left out. A confidence on an edge belongs to the lower bin."""
+    """The reliability curve over BINS bins of equal width; empty bins are left out. A confidence on an edge
+    belongs to the lower bin.
+    """
     places = _bins(confidence)
     return [
         Bin(
@@ -123,8 +132,9 @@ def reliability(confidence: Floats, right: Bools) -> list[Bin]:
 def expected_calibration_error(confidence: Floats, right: Bools) -> float:
     """Mean gap between confidence and accuracy over BINS bins of equal width, weighted by their documents.
 
-    Naeini, Cooper and Hauskrecht, "Obtaining Well Calibrated Probabilities Using Bayesian Binning" (AAAI 2015). For few documents it is
-    above 0 even for perfect probabilities: about 0.1 for 100 of them. 0 for no documents.
+    Naeini, Cooper and Hauskrecht, "Obtaining Well Calibrated Probabilities Using Bayesian Binning" (AAAI
+    2015). For few documents it is above 0 even for perfect probabilities: about 0.1 for 100 of them. 0 for no
+    documents.
     """
     if not len(confidence):
         return 0.0
@@ -136,15 +146,33 @@ def coverage_curve(confidence: Floats, right: Bools) -> list[CoveragePoint]:
     """A point for every distinct confidence as threshold, from the most demanding to the least."""
     order = np.argsort(-confidence, kind="stable")
     ranked, hits = confidence[order], np.cumsum(right[order])
-    last = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True)) if len(ranked) else np.array([], dtype=np.int64)
+    last = (
+        np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
+        if len(ranked)
+        else np.array([], dtype=np.int64)
+    )
     return [
-        CoveragePoint(float(ranked[place]), int(place) + 1, (int(place) + 1) / len(ranked), float(hits[place]) / (int(place) + 1))
+        CoveragePoint(
+            float(ranked[place]),
+            int(place) + 1,
+            (int(place) + 1) / len(ranked),
+            float(hits[place]) / (int(place) + 1),
+        )
         for place in last.tolist()
     ]
 
 
-def bootstrap(statistic: Callable[[Ints], float], count: int, *, seed: int = 0, resamples: int = 1000, level: float = 0.95) -> Interval:
-    """Percentile interval of ``statistic`` over documents drawn anew with replacement; it gets the numbers of those drawn, (count,)."""
+def bootstrap(
+    statistic: Callable[[Ints], float],
+    count: int,
+    *,
+    seed: int = 0,
+    resamples: int = 1000,
+    level: float = 0.95,
+) -> Interval:
+    """Percentile interval of ``statistic`` over documents drawn anew with replacement; it gets the numbers of
+    those drawn, (count,).
+    """
     value = statistic(np.arange(count))
     if count == 0:
         return Interval(value, value, value, level)

@@ -1,7 +1,7 @@
 """Matrices of label scores: their checks, log-softmax, and documents in blocks that fit in memory.
 
-A score matrix has a row a document and a column a label; values are natural-log probabilities, normalized or not: a constant
-added to a row changes nothing here.
+A score matrix has a row a document and a column a label; values are natural-log probabilities, normalized or
+not: a constant added to a row changes nothing here.
 """
 
 from __future__ import annotations
@@ -21,21 +21,29 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 FLOOR = -30.0
-"""No label's normalized log-probability is taken for lower: below 1e-13 the number says nothing, and a fit would chase it."""
+"""No label's normalized log-probability is taken for lower: below 1e-13 the number says nothing, and a fit
+would chase it.
+"""
 
 _BLOCK_CELLS = 1 << 22
 
 
 def matrix(scores: npt.ArrayLike, labels: Sequence[str]) -> Floats:
-    """``scores`` as float64, (documents, labels). Raises UsageError when shape or values are not those of label scores."""
+    """``scores`` as float64, (documents, labels). Raises UsageError when shape or values are not those of
+    label scores.
+    """
     found = np.asarray(scores, dtype=np.float64)
     if found.ndim != 2 or found.shape[1] != len(labels):
         raise UsageError(
-            f"label scores have the shape {found.shape}; one row a document and {len(labels)} columns, one a label, are needed"
+            f"label scores have the shape {found.shape}; one row a document and {len(labels)} columns, "
+            f"one a label, are needed"
         )
     bad = np.flatnonzero(~np.isfinite(found).all(axis=1))
     if bad.size:
-        raise UsageError(f"the scores of {bad.size:,} documents are not finite numbers, first in row {bad[0]:,}: {found[bad[0]].tolist()}")
+        raise UsageError(
+            f"the scores of {bad.size:,} documents are not finite numbers, first in row {bad[0]:,}: "
+            f"{found[bad[0]].tolist()}"
+        )
     return found
 
 
@@ -52,7 +60,9 @@ def normalized(scores: Floats) -> Floats:
 
 
 def blocks(rows: int, columns: int) -> Iterator[slice]:
-    """Slices over ``rows`` of at most some four million cells each, so that a million documents need no second matrix."""
+    """Slices over ``rows`` of at most some four million cells each, so that a million documents need no
+    second matrix.
+    """
     step = max(1, _BLOCK_CELLS // max(1, columns))
     for start in range(0, rows, step):
         yield slice(start, min(rows, start + step))
@@ -79,6 +89,7 @@ def extra(module: str) -> ModuleType | Any:
         return importlib.import_module(module)
     except ImportError as error:
         message = (
-            f"this needs {module.partition('.')[0]}, which is not installed ({error}); install it with: pip install 'overnight[evaluate]'"
+            f"this needs {module.partition('.')[0]}, which is not installed ({error}); install it "
+            f"with: pip install 'overnight[evaluate]'"
         )
         raise UsageError(message) from None

@@ -1,4 +1,6 @@
-"""How good summaries are: ROUGE against a reference, and what can be told without one: length, copied share, coverage."""
+"""How good summaries are: ROUGE against a reference, and what can be told without one: length, copied share,
+coverage.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,13 @@ _LONG_WORD = 4
 
 @dataclass(frozen=True, slots=True)
 class SummaryQuality:
-    """One summary. ROUGE values are F1 in [0, 1], None without a reference (Lin, "ROUGE", 2004; the ``rouge-score`` package).
+    """One summary. ROUGE values are F1 in [0, 1], None without a reference (Lin, "ROUGE", 2004; the
+    ``rouge-score`` package).
 
-    ``copied`` is the share of the summary's words that lie in stretches of at least two words copied from the document, and
-    ``density`` the mean length of the stretch that a word lies in, in words; both over the greedy fragments of Grusky, Naaman and Artzi,
-    "Newsroom" (NAACL 2018). ``coverage`` is the share of ten equal parts of the document with whose longer words the summary agrees.
+    ``copied`` is the share of the summary's words that lie in stretches of at least two words copied from the
+    document, and ``density`` the mean length of the stretch that a word lies in, in words; both over the
+    greedy fragments of Grusky, Naaman and Artzi, "Newsroom" (NAACL 2018). ``coverage`` is the share of ten
+    equal parts of the document with whose longer words the summary agrees.
     """
 
     words: int
@@ -35,7 +39,9 @@ class SummaryQuality:
 
 
 def measure(summary: str, document: str, reference: str | None = None) -> SummaryQuality:
-    """Measure one summary. Raises UsageError when a reference is given and ``rouge-score`` is not installed."""
+    """Measure one summary. Raises UsageError when a reference is given and ``rouge-score`` is not
+    installed.
+    """
     written, read = _words(summary), _words(document)
     stretches = fragments(written, read)
     scores = rouge(summary, reference) if reference is not None else {}
@@ -53,21 +59,26 @@ def measure(summary: str, document: str, reference: str | None = None) -> Summar
 def rouge(summary: str, reference: str) -> Mapping[str, float]:
     """F1 of ``rouge1``, ``rouge2`` and ``rougeLsum`` (per line) with Porter stemming.
 
-    The package's own tokenizer knows Latin letters and digits only: texts in other scripts are split into words here, unstemmed.
+    The package's own tokenizer knows Latin letters and digits only: texts in other scripts are split into
+    words here, unstemmed.
     """
     scorer = _scorer(summary.isascii() and reference.isascii())
     return {name: float(score.fmeasure) for name, score in scorer.score(reference, summary).items()}
 
 
 def fragments(summary: list[str], document: list[str]) -> list[int]:
-    """Lengths of the stretches of ``summary`` copied from ``document``: at each word the longest one, taken greedily."""
+    """Lengths of the stretches of ``summary`` copied from ``document``: at each word the longest one, taken
+    greedily.
+    """
     places: dict[str, list[int]] = {}
     for place, word in enumerate(document):
         places.setdefault(word, []).append(place)
     lengths: list[int] = []
     at = 0
     while at < len(summary):
-        longest = max((_common(summary, at, document, place) for place in places.get(summary[at], ())), default=0)
+        longest = max(
+            (_common(summary, at, document, place) for place in places.get(summary[at], ())), default=0
+        )
         if longest:
             lengths.append(longest)
         at += max(1, longest)
@@ -75,8 +86,8 @@ def fragments(summary: list[str], document: list[str]) -> list[int]:
 
 
 def covered(summary: list[str], document: list[str]) -> float:
-    """Of ten equal parts of the document (fewer when it has fewer words), the share that has a longer word of the summary's
-    which is in no other part, or else is in this part most often.
+    """Of ten equal parts of the document (fewer when it has fewer words), the share that has a longer word of
+    the summary's which is in no other part, or else is in this part most often.
     """
     parts = [part for part in _slices(document) if part]
     if not parts:
@@ -96,7 +107,11 @@ def _slices(words: list[str]) -> Iterable[list[str]]:
 
 def _common(summary: list[str], at: int, document: list[str], place: int) -> int:
     length = 0
-    while at + length < len(summary) and place + length < len(document) and summary[at + length] == document[place + length]:
+    while (
+        at + length < len(summary)
+        and place + length < len(document)
+        and summary[at + length] == document[place + length]
+    ):
         length += 1
     return length
 

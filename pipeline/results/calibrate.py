@@ -1,7 +1,8 @@
-"""How views are made: a task's finished documents are calibrated again, over themselves or by gold labels; the model is not asked.
+"""How views are made: a task's finished documents are calibrated again, over themselves or by gold labels;
+the model is not asked.
 
-``overnight calibrate`` makes one when a person asks for it; every run makes one at its end as its configuration says, and what cannot be
-calibrated is a sentence in the report, never the end of a night.
+``overnight calibrate`` makes one when a person asks for it; every run makes one at its end as its
+configuration says, and what cannot be calibrated is a sentence in the report, never the end of a night.
 """
 
 from __future__ import annotations
@@ -38,15 +39,18 @@ _METHODS = ("auto", "none", "batch", "self_training", "gold")
 _ALL_ABSTAINED = 2.0
 # A mean over fewer documents says more about them than about the model.
 LEAST_BATCH = 32
-# More numbers than this are not kept with a view: documents that it was fitted on are then left out when it is judged.
+# More numbers than this are not kept with a view: documents that it was fitted on are then left out when it
+# is judged.
 _HELD_OUT_NUMBERS = 2_000_000
-# Features are standardized over so many documents, spread over the run: a mean over more is no better, and a million of them are 1 GB.
+# Features are standardized over so many documents, spread over the run: a mean over more is no better, and a
+# million of them are 1 GB.
 _FEATURED_DOCUMENTS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class ViewOptions:
-    """What a view is asked to be. ``gold`` maps document ids to labels; ``unfit`` are ids whose labels the model has been shown.
+    """What a view is asked to be. ``gold`` maps document ids to labels; ``unfit`` are ids whose labels the
+    model has been shown.
 
     ``by`` says who asks: what a person calibrated by gold labels is not replaced by the next run.
     """
@@ -63,7 +67,9 @@ class ViewOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A task's finished documents: their raw scores (documents, labels), the gold labels among them by row, and the keys of those."""
+    """A task's finished documents: their raw scores (documents, labels), the gold labels among them by row,
+    and the keys of those.
+    """
 
     keys: Mapping[int, str]
     labels: tuple[str, ...]
@@ -83,16 +89,26 @@ class _Table:
         features = None
         if self.features is not None:
             features = self.features.values[np.searchsorted(self.features.places, rows)]
-        return calibration.log_probabilities(self.scores[list(rows)].reshape(len(rows), len(self.labels)), features)
+        return calibration.log_probabilities(
+            self.scores[list(rows)].reshape(len(rows), len(self.labels)), features
+        )
 
 
 def calibrate_run(
-    ledger: Ledger, *, names: Sequence[str] | None = None, gold: Path | None = None, label_field: str = "label", method: str = "auto",
-    shares: Sequence[str] | None = None, abstain_below: float | None = None, target_accuracy: float | None = None,
-) -> dict[str, View]:  # fmt: skip
+    ledger: Ledger,
+    *,
+    names: Sequence[str] | None = None,
+    gold: Path | None = None,
+    label_field: str = "label",
+    method: str = "auto",
+    shares: Sequence[str] | None = None,
+    abstain_below: float | None = None,
+    target_accuracy: float | None = None,
+) -> dict[str, View]:
     """A new view of each named label task, or of all. ``shares`` are written LABEL=SHARE.
 
-    Raises UsageError; what a file or an option cannot be for one of the tasks is found before any of them gets a view.
+    Raises UsageError; what a file or an option cannot be for one of the tasks is found before any of them
+    gets a view.
     """
     known = {task.job.name: task for task in ledger.tasks()}
     unknown = [name for name in names or () if name not in known]
@@ -109,20 +125,27 @@ def calibrate_run(
         raise UsageError("method gold needs gold labels: give --gold FILE")
     asked = {
         name: ViewOptions(
-            method=cast("Method", method), expected_shares=_shares(shares), abstain_below=abstain_below, target_accuracy=target_accuracy,
-            gold=None if gold is None else read_gold(gold, labels_of(task), multi=is_multi(task), label_field=label_field),
+            method=cast("Method", method),
+            expected_shares=_shares(shares),
+            abstain_below=abstain_below,
+            target_accuracy=target_accuracy,
+            gold=None
+            if gold is None
+            else read_gold(gold, labels_of(task), multi=is_multi(task), label_field=label_field),
             unfit=shown_to_the_model(task),
         )
         for name, task in ((name, known[name]) for name in chosen)
-    }  # fmt: skip
+    }
     return {name: make_view(ledger, known[name], options) for name, options in asked.items()}
 
 
-# ── after a run ────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── after a run ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def check_configured(config: Config) -> None:
-    """Before a run: the gold labels that its end will calibrate by can be read, and what that needs is installed. Raises UsageError."""
+    """Before a run: the gold labels that its end will calibrate by can be read, and what that needs is
+    installed. Raises UsageError.
+    """
     for task in config.tasks:
         if isinstance(task, LabelTask) and _uses_gold(task):
             assert task.gold is not None, "a task that uses gold labels names their file"
@@ -132,7 +155,8 @@ def check_configured(config: Config) -> None:
 
 
 def calibrate_as_configured(ledger: Ledger, config: Config) -> dict[str, str]:
-    """After a run: its label tasks are calibrated as they ask for it. Returns, by task, a sentence about what could not be.
+    """After a run: its label tasks are calibrated as they ask for it. Returns, by task, a sentence about what
+    could not be.
 
     Never raises: how answers are seen must not take away a night's report.
     """
@@ -163,23 +187,33 @@ def _as_configured(ledger: Ledger, row: TaskRow, task: LabelTask) -> str:
 
 
 def _as_asked(ledger: Ledger, row: TaskRow, task: LabelTask) -> str:
-    """Make the view that the configuration asks for, if any; why it is not calibrated, "" where it is or should not be."""
+    """Make the view that the configuration asks for, if any; why it is not calibrated, "" where it is or
+    should not be.
+    """
     method: Method = "none" if task.calibration == "none" else "auto"
     options = ViewOptions(
-        method, task.expected_shares, _configured_gold(task), shown_to_the_model(row), task.abstain_below, task.target_accuracy,
+        method,
+        task.expected_shares,
+        _configured_gold(task),
+        shown_to_the_model(row),
+        task.abstain_below,
+        task.target_accuracy,
         by="configuration",
-    )  # fmt: skip
+    )
     table = _table(ledger, row, options)
     reason = _why_not(table, task)
     asked = options.abstain_below is not None or options.target_accuracy is not None
-    # An earlier view would go on to be shown: where none is asked for any more, the model's own labels are a new one.
+    # An earlier view would go on to be shown: where none is asked for any more, the model's own labels are a
+    # new one.
     if asked or not (reason or method == "none") or ledger.views(task.name):
         _keep(ledger, row, table, replace(options, method="none") if reason else options)
     return "; ".join([reason, *_left_out(table, options)]) if reason else ""
 
 
 def _uncalibrated(ledger: Ledger, row: TaskRow, task: LabelTask) -> None:
-    """The model's own labels with the threshold asked for; a target accuracy that nothing vouches for leaves none."""
+    """The model's own labels with the threshold asked for; a target accuracy that nothing vouches for leaves
+    none.
+    """
     threshold = _ALL_ABSTAINED if task.target_accuracy is not None else task.abstain_below
     if threshold is not None:
         options = ViewOptions("none", abstain_below=threshold, by="configuration")
@@ -191,9 +225,15 @@ def _why_not(table: _Table, task: LabelTask) -> str:
     if task.calibration == "none" or (table.gold if table.multi else _gold_fits(table)):
         return ""
     if table.multi and task.expected_shares is None:
-        return "not calibrated: with several labels a document that needs gold labels, or expected_shares (each label's own share)"
+        return (
+            "not calibrated: with several labels a document that needs gold labels, or expected_shares "
+            "(each label's own share)"
+        )
     if table.count < LEAST_BATCH:
-        return f"not calibrated: {table.count:,} documents are finished, and over the batch at least {LEAST_BATCH} are needed"
+        return (
+            f"not calibrated: {table.count:,} documents are finished, and over the batch at least "
+            f"{LEAST_BATCH} are needed"
+        )
     return ""
 
 
@@ -212,16 +252,24 @@ def _configured_gold(task: LabelTask) -> Mapping[str, GoldLabel] | None:
     return read_gold(task.gold, tuple(task.labels), multi=task.multi, label_field=task.label_field)
 
 
-# ── one view ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── one view ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def make_view(ledger: Ledger, task: TaskRow, options: ViewOptions) -> View:
-    """Calibrate the task's finished documents and keep the view. Raises UsageError for tasks and options that cannot be calibrated."""
+    """Calibrate the task's finished documents and keep the view. Raises UsageError for tasks and options that
+    cannot be calibrated.
+    """
     table = _table(ledger, task, options)
     if options.gold and not table.gold:
-        raise UsageError(f"no gold label can be used for task {task.job.name!r}: {'; '.join(_left_out(table, options))}")
+        raise UsageError(
+            f"no gold label can be used for task {task.job.name!r}: {'; '.join(_left_out(table, options))}"
+        )
     # Several labels are each left as they are where the gold labels say too little about them.
-    usable = bool(table.gold or options.expected_shares) if table.multi else table.count >= LEAST_BATCH or _gold_fits(table)
+    usable = (
+        bool(table.gold or options.expected_shares)
+        if table.multi
+        else table.count >= LEAST_BATCH or _gold_fits(table)
+    )
     note = ""
     if options.method == "auto" and not usable:
         options = replace(options, method="none")
@@ -236,21 +284,34 @@ def _keep(ledger: Ledger, task: TaskRow, table: _Table, options: ViewOptions, no
     calibration = _calibrated(table, options)
     held_out = _held_out(table, calibration)
     chosen = _threshold(table, calibration, held_out, options)
-    threshold = options.abstain_below if chosen is None else _ALL_ABSTAINED if chosen.value is None else _just_below(chosen.value)
+    threshold = (
+        options.abstain_below
+        if chosen is None
+        else _ALL_ABSTAINED
+        if chosen.value is None
+        else _just_below(chosen.value)
+    )
     said = [calibration.sentence, note, chosen.sentence if chosen else "", *_left_out(table, options)]
     sentence = "; ".join(part for part in said if part)
     keepable = len(held_out) * len(table.labels) <= _HELD_OUT_NUMBERS
     kept = {table.keys[row]: logs.tolist() for row, logs in held_out.items()} if keepable else {}
     facts = {
-        "sentence": sentence, "final": _all_are_in(ledger, task.job.name), "documents": table.count, "by": options.by,
-        "gold": len(table.gold), "left_out": dict(table.left_out),
-        "gold_labels": {table.keys[row]: _plain(label) for row, label in table.gold.items()}, "held_out": kept,
-    }  # fmt: skip
+        "sentence": sentence,
+        "final": _all_are_in(ledger, task.job.name),
+        "documents": table.count,
+        "by": options.by,
+        "gold": len(table.gold),
+        "left_out": dict(table.left_out),
+        "gold_labels": {table.keys[row]: _plain(label) for row, label in table.gold.items()},
+        "held_out": kept,
+    }
     return view_of(ledger.keep_view(task.job.name, calibration.to_json(), threshold, facts))
 
 
 def _just_below(threshold: float) -> float:
-    """So that the document whose probability it is stays answered, whatever the last digit that is computed for it."""
+    """So that the document whose probability it is stays answered, whatever the last digit that is computed
+    for it.
+    """
     return math.floor(threshold * 1e9 - 1) / 1e9
 
 
@@ -275,10 +336,16 @@ def _table(ledger: Ledger, task: TaskRow, options: ViewOptions) -> _Table:
 
 
 def _found(
-    ledger: Ledger, task: TaskRow, labels: Sequence[str], gold: Mapping[str, GoldLabel], *, with_features: bool
+    ledger: Ledger,
+    task: TaskRow,
+    labels: Sequence[str],
+    gold: Mapping[str, GoldLabel],
+    *,
+    with_features: bool,
 ) -> tuple[Floats, dict[str, list[tuple[int, str]]], Features | None]:
-    """Scores of the finished documents; row and key of those that ``gold`` names, by id; and if all have features, those of the gold
-    documents and of a share of the others. Of a document that gold does not name nothing but its numbers stays in memory.
+    """Scores of the finished documents; row and key of those that ``gold`` names, by id; and if all have
+    features, those of the gold documents and of a share of the others. Of a document that gold does not name
+    nothing but its numbers stays in memory.
     """
     every = max(1, -(-ledger.states_seen(task.job.name)["done"] // _FEATURED_DOCUMENTS))
     numbers = array("d")
@@ -297,7 +364,9 @@ def _found(
     return np.frombuffer(numbers, dtype=np.float64).reshape(-1, len(labels)), named, features
 
 
-def _gold_rows(named: Mapping[str, Sequence[tuple[int, str]]], options: ViewOptions) -> tuple[dict[int, GoldLabel], dict[str, int]]:
+def _gold_rows(
+    named: Mapping[str, Sequence[tuple[int, str]]], options: ViewOptions
+) -> tuple[dict[int, GoldLabel], dict[str, int]]:
     """Gold labels by row, in the rows' order, and how many are left out, by reason."""
     kept: dict[int, GoldLabel] = {}
     reasons: Counter[str] = Counter()
@@ -306,7 +375,9 @@ def _gold_rows(named: Mapping[str, Sequence[tuple[int, str]]], options: ViewOpti
         if name in options.unfit:
             reasons["shown to the model as examples"] += 1
         elif len(rows) != 1:
-            reasons["of ids that stand for several texts" if rows else "not among the finished documents"] += 1
+            reasons[
+                "of ids that stand for several texts" if rows else "not among the finished documents"
+            ] += 1
         else:
             kept[rows[0][0]] = label
     return dict(sorted(kept.items())), dict(reasons)
@@ -320,20 +391,28 @@ def _left_out(table: _Table, options: ViewOptions) -> list[str]:
 
 
 def _refuse_unscored(task: TaskRow, table: _Table) -> None:
-    """With a tolerance above 0, a label may have been left at a bound: never one whose probability is above the tolerance.
+    """With a tolerance above 0, a label may have been left at a bound: never one whose probability is above
+    the tolerance.
 
-    So the recorded numbers themselves tell which scores are certainly the model's own. Raises UsageError where one may not be.
+    So the recorded numbers themselves tell which scores are certainly the model's own. Raises UsageError
+    where one may not be.
     """
     tolerance = float(task.job.identity["task"].get("score_tolerance") or 0)
     if tolerance <= 0 or not len(table.scores):
         return
-    odds = np.exp(table.scores if table.multi else table.scores - np.logaddexp.reduce(table.scores, axis=1, keepdims=True))
+    odds = np.exp(
+        table.scores
+        if table.multi
+        else table.scores - np.logaddexp.reduce(table.scores, axis=1, keepdims=True)
+    )
     least = np.minimum(odds, 1 - odds) if table.multi else odds
     count = int((least <= tolerance * (1 + 1e-6)).any(axis=1).sum())
     if count:
         raise UsageError(
-            f"task {task.job.name!r} may have left labels of {count:,} of {len(odds):,} documents unscored to save work (score_tolerance "
-            f"{tolerance:g}), so they cannot be calibrated; run it with score_tolerance: 0, or show the model's own labels with method none"
+            f"task {task.job.name!r} may have left labels of {count:,} of {len(odds):,} documents "
+            f"unscored to save work (score_tolerance "
+            f"{tolerance:g}), so they cannot be calibrated; run it with score_tolerance: 0, or show the "
+            f"model's own labels with method none"
         )
 
 
@@ -344,39 +423,66 @@ def _calibrated(table: _Table, options: ViewOptions) -> Calibration | SeveralCal
     if table.multi:
         named = {row: label for row, label in table.gold.items() if not isinstance(label, str)}
         if method == "self_training":
-            raise UsageError("self_training is for tasks that choose one label; with several labels a document give gold labels")
+            raise UsageError(
+                "self_training is for tasks that choose one label; with several labels a document give "
+                "gold labels"
+            )
         if method == "auto" and not table.gold:
             method = "none" if shares is None else "batch"
-        return calibrate_several(table.scores, table.labels, method=method, expected_shares=shares, gold=named, seed=options.seed)
+        return calibrate_several(
+            table.scores, table.labels, method=method, expected_shares=shares, gold=named, seed=options.seed
+        )
     single = {row: label for row, label in table.gold.items() if isinstance(label, str)}
-    return calibrate(table.scores, table.labels, method=method, expected_shares=shares, gold=single or None, features=table.features,
-                     seed=options.seed)  # fmt: skip
+    return calibrate(
+        table.scores,
+        table.labels,
+        method=method,
+        expected_shares=shares,
+        gold=single or None,
+        features=table.features,
+        seed=options.seed,
+    )
 
 
 def _held_out(table: _Table, calibration: Calibration | SeveralCalibration) -> dict[int, Floats]:
-    """What fits without each of the documents that it was fitted on say of them, by row: natural logs, (labels,).
+    """What fits without each of the documents that it was fitted on say of them, by row: natural logs,
+    (labels,).
 
-    Rounded as they are kept, so that a threshold chosen by them answers the same documents when they are judged.
+    Rounded as they are kept, so that a threshold chosen by them answers the same documents when they are
+    judged.
     """
     if isinstance(calibration, SeveralCalibration):
         found = zip(calibration.fitted_rows, calibration.held_out(table.scores), strict=True)
     else:
         checked = calibration.cross_validation
-        found = zip(checked.rows, np.array(checked.held_out), strict=True) if checked is not None else zip((), (), strict=True)
+        found = (
+            zip(checked.rows, np.array(checked.held_out), strict=True)
+            if checked is not None
+            else zip((), (), strict=True)
+        )
     return {row: np.round(logs, 6) for row, logs in found}
 
 
 def _threshold(
-    table: _Table, calibration: Calibration | SeveralCalibration, held_out: Mapping[int, Floats], options: ViewOptions
+    table: _Table,
+    calibration: Calibration | SeveralCalibration,
+    held_out: Mapping[int, Floats],
+    options: ViewOptions,
 ) -> Threshold | None:
-    """Chosen on labels that had no part in the probabilities they are compared with. Several labels are right when all of them are."""
+    """Chosen on labels that had no part in the probabilities they are compared with. Several labels are right
+    when all of them are.
+    """
     if options.target_accuracy is None:
         return None
     if options.gold is None:
         raise UsageError("target_accuracy needs gold labels: give --gold FILE, or abstain_below instead")
     rows = list(table.gold)
     plain = table.log_probabilities(calibration, rows)
-    odds = np.exp(np.array([held_out.get(row, logs) for row, logs in zip(rows, plain, strict=True)]).reshape(plain.shape))
+    odds = np.exp(
+        np.array([held_out.get(row, logs) for row, logs in zip(rows, plain, strict=True)]).reshape(
+            plain.shape
+        )
+    )
     return choose_threshold(certainty(odds, multi=table.multi), _right(odds, table), options.target_accuracy)
 
 
@@ -388,7 +494,9 @@ def _right(odds: Floats, table: _Table) -> Bools:
         truth = np.array([[label in named for label in table.labels] for named in table.gold.values()])
         found = ((odds >= 0.5) == truth).all(axis=1)
     else:
-        found = odds.argmax(axis=1) == label_numbers([str(label) for label in table.gold.values()], table.labels)
+        found = odds.argmax(axis=1) == label_numbers(
+            [str(label) for label in table.gold.values()], table.labels
+        )
     return found
 
 

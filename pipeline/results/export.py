@@ -1,8 +1,9 @@
 """The answers as one file: a row a document, in input order, written whole or not at all.
 
-JSON lines and Parquet hold values as they are; several labels are a list, probabilities an object (a map from label to number in
-Parquet). In CSV lists and objects are JSON text, nothing is an empty cell, and a cell that begins with ``=``, ``+``, ``-``, ``@``, a
-tab or a carriage return gets an apostrophe in front, so that a spreadsheet shows it instead of computing it.
+JSON lines and Parquet hold values as they are; several labels are a list, probabilities an object (a map from
+label to number in Parquet). In CSV lists and objects are JSON text, nothing is an empty cell, and a cell that
+begins with ``=``, ``+``, ``-``, ``@``, a tab or a carriage return gets an apostrophe in front, so that a
+spreadsheet shows it instead of computing it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ _NOT_COVERED = "view 0: none (what the view is computed from was not kept)"
 
 
 def check_output(output: Path, inputs: Sequence[str]) -> None:
-    """Refuse places that an export must not be written to, before the night begins. ``inputs`` are files, or folders of them.
+    """Refuse places that an export must not be written to, before the night begins. ``inputs`` are files, or
+    folders of them.
 
     Raises UsageError.
     """
@@ -52,26 +54,38 @@ def check_output(output: Path, inputs: Sequence[str]) -> None:
     place = Path(os.path.realpath(output))
     for name in inputs:
         source = None if "://" in name else Path(os.path.realpath(name))
-        if source is not None and (source == place or (output.exists() and source.is_file() and output.samefile(source))):
+        if source is not None and (
+            source == place or (output.exists() and source.is_file() and output.samefile(source))
+        ):
             raise UsageError(f"cannot export to {output}: it is an input of the run; choose another name")
         if source is not None and source.is_dir() and place.is_relative_to(source):
-            raise UsageError(f"cannot export to {output}: the next run would read it from the folder {name}; choose another place")
+            raise UsageError(
+                f"cannot export to {output}: the next run would read it from the folder {name}; choose "
+                f"another place"
+            )
 
 
-def export(ledger: Ledger, output: Path, *, force: bool = False, inputs: Sequence[str] = (), view: int | None = None) -> int:
+def export(
+    ledger: Ledger, output: Path, *, force: bool = False, inputs: Sequence[str] = (), view: int | None = None
+) -> int:
     """Write every present input with the answers of the active tasks; returns the number of rows.
 
-    Labels are shown through their latest calibration, or that of the number ``view``; 0 is what the model said itself.
-    An existing file is replaced when its columns say that it is an earlier export, or with ``force``; an input of the run never.
-    Raises UsageError, StoppedEarly when the disk is full.
+    Labels are shown through their latest calibration, or that of the number ``view``; 0 is what the model
+    said itself. An existing file is replaced when its columns say that it is an earlier export, or with
+    ``force``; an input of the run never. Raises UsageError, StoppedEarly when the disk is full.
     """
     check_output(output, [*inputs, *_inputs(ledger)])
     tasks = ledger.tasks()
     views = {task.job.name: found for task in tasks if (found := latest_view(ledger, task, view)) is not None}
     columns = _columns(tasks, views)
     if output.exists() and not force and not _is_export(output, tasks):
-        raise UsageError(f"{output} exists and is not an earlier export of this run; choose another name, or --force to overwrite it")
-    rows_seen = through(ledger.rows(), views) if views else said(ledger.rows(), tasks) if view == 0 else ledger.rows()
+        raise UsageError(
+            f"{output} exists and is not an earlier export of this run; choose another name, or --force "
+            f"to overwrite it"
+        )
+    rows_seen = (
+        through(ledger.rows(), views) if views else said(ledger.rows(), tasks) if view == 0 else ledger.rows()
+    )
     rows = _counted(_record(row, tasks, views) for row in rows_seen)
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -86,12 +100,16 @@ def _inputs(ledger: Ledger) -> list[str]:
     """The files that the latest run read, as far as they can still be told."""
     runs = ledger.runs()
     try:
-        return source_files(parse_config(runs[-1]["facts"]["config"]).source) if runs and "config" in runs[-1]["facts"] else []
+        return (
+            source_files(parse_config(runs[-1]["facts"]["config"]).source)
+            if runs and "config" in runs[-1]["facts"]
+            else []
+        )
     except OvernightError:
         return []
 
 
-# ── rows ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── rows ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class _counted:  # noqa: N801  # used like a function: an iterable that remembers its length
@@ -107,15 +125,22 @@ class _counted:  # noqa: N801  # used like a function: an iterable that remember
 
 def _group(task: TaskRow, *, viewed: bool) -> list[str]:
     """The columns of one task."""
-    endings = ["", "_status", "_error", "_finish_reason"] + (["_probability", "_probabilities"] if task.job.kind == "label" else [])
+    endings = ["", "_status", "_error", "_finish_reason"] + (
+        ["_probability", "_probabilities"] if task.job.kind == "label" else []
+    )
     return [task.job.name + ending for ending in [*endings, *(["_calibration"] if viewed else [])]]
 
 
 def _columns(tasks: Sequence[TaskRow], views: Mapping[str, View]) -> list[str]:
-    columns = ["id", *itertools.chain.from_iterable(_group(task, viewed=task.job.name in views) for task in tasks)]
+    columns = [
+        "id",
+        *itertools.chain.from_iterable(_group(task, viewed=task.job.name in views) for task in tasks),
+    ]
     for column in columns:
         if columns.count(column) > 1:
-            raise UsageError(f"two tasks of this run would both fill the column {column!r}; rename one of them")
+            raise UsageError(
+                f"two tasks of this run would both fill the column {column!r}; rename one of them"
+            )
     return columns
 
 
@@ -126,7 +151,9 @@ def _record(row: ExportRow, tasks: Sequence[TaskRow], views: Mapping[str, View])
         result = row.results[task.job.name]
         cells = _cells(result, task)
         if view is not None:
-            cells.append(None if result.state != "done" else view.short() if view.covers(result) else _NOT_COVERED)
+            cells.append(
+                None if result.state != "done" else view.short() if view.covers(result) else _NOT_COVERED
+            )
         record.update(zip(_group(task, viewed=view is not None), cells, strict=True))
     return record
 
@@ -135,7 +162,9 @@ def _cells(result: TaskResult, task: TaskRow) -> list[Any]:
     cells = [_value(result.value), result.state, _text(result.error), _text(result.finish_reason)]
     if task.job.kind == "label":
         numbers = result.probabilities
-        known = None if numbers is None else {_text(name): _number(number) for name, number in numbers.items()}
+        known = (
+            None if numbers is None else {_text(name): _number(number) for name, number in numbers.items()}
+        )
         cells += [answer_probability(result.value, numbers), known]
     return cells
 
@@ -146,14 +175,18 @@ def _value(value: Any) -> Any:
 
 def _text(value: Any) -> str | None:
     """Text that UTF-8 can hold: lone surrogates become U+FFFD."""
-    return None if value is None else str(value).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return (
+        None
+        if value is None
+        else str(value).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    )
 
 
 def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-# ── files ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── files ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _write_jsonl(stream: IO[bytes], _: Sequence[str], rows: Iterable[Row], __: Sequence[TaskRow]) -> None:
@@ -165,7 +198,8 @@ def _write_jsonl(stream: IO[bytes], _: Sequence[str], rows: Iterable[Row], __: S
 def _write_csv(stream: IO[bytes], columns: Sequence[str], rows: Iterable[Row], _: Sequence[TaskRow]) -> None:
     text = io.TextIOWrapper(stream, encoding="utf-8", newline="", write_through=True)
     try:
-        table = csv.writer(text, lineterminator="\r\n")  # with "\n" alone, Python leaves a carriage return inside a cell unquoted
+        # with "\n" alone, Python leaves a carriage return inside a cell unquoted
+        table = csv.writer(text, lineterminator="\r\n")
         table.writerow(columns)
         table.writerows([_csv_cell(row[column]) for column in columns] for row in rows)
     finally:
@@ -178,12 +212,16 @@ def _csv_cell(value: Any) -> Any:
     return spreadsheet_text(value) if isinstance(value, str) else value
 
 
-def _write_parquet(stream: IO[bytes], columns: Sequence[str], rows: Iterable[Row], tasks: Sequence[TaskRow]) -> None:
+def _write_parquet(
+    stream: IO[bytes], columns: Sequence[str], rows: Iterable[Row], tasks: Sequence[TaskRow]
+) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     types = {"id": pa.string()} | {
-        name: kind for task in tasks for name, kind in zip(_group(task, viewed=True), _types(task, pa), strict=False)
+        name: kind
+        for task in tasks
+        for name, kind in zip(_group(task, viewed=True), _types(task, pa), strict=False)
     }
     schema = pa.schema([(name, types[name]) for name in columns])
     iterator = iter(rows)
@@ -210,7 +248,15 @@ def _types(task: TaskRow, pa: Any) -> list[pa.DataType]:
     definition = task.job.identity.get("task")
     several = isinstance(definition, Mapping) and bool(definition.get("multi"))
     answer = pa.list_(pa.string()) if several else pa.string()
-    return [answer, pa.string(), pa.string(), pa.string(), pa.float64(), pa.map_(pa.string(), pa.float64()), pa.string()]
+    return [
+        answer,
+        pa.string(),
+        pa.string(),
+        pa.string(),
+        pa.float64(),
+        pa.map_(pa.string(), pa.float64()),
+        pa.string(),
+    ]
 
 
 def _arrow(value: Any) -> Any:
@@ -218,15 +264,19 @@ def _arrow(value: Any) -> Any:
 
 
 _WRITERS: Mapping[str, Callable[[IO[bytes], Sequence[str], Iterable[Row], Sequence[TaskRow]], None]] = {
-    ".jsonl": _write_jsonl, ".csv": _write_csv, ".parquet": _write_parquet,
-}  # fmt: skip
+    ".jsonl": _write_jsonl,
+    ".csv": _write_csv,
+    ".parquet": _write_parquet,
+}
 
 
-# ── earlier exports ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── earlier exports ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _is_export(path: Path, tasks: Sequence[TaskRow]) -> bool:
-    """Whether the file's columns are ``id`` and then those of some of the tasks (an earlier export may have had fewer); empty files are."""
+    """Whether the file's columns are ``id`` and then those of some of the tasks (an earlier export may have
+    had fewer); empty files are.
+    """
     if not path.stat().st_size:
         return True
     rest = _columns_of(path)

@@ -1,7 +1,7 @@
 """Gold labels: a file of ids and true labels, in any format the sources read. A filled-in review is one.
 
-Several labels a document (``multi``) are a list in JSON, and in a table the labels with ``|`` or ``;`` between them, or a JSON list;
-``[]`` says that a document has none of them, while an empty cell says nothing.
+Several labels a document (``multi``) are a list in JSON, and in a table the labels with ``|`` or ``;``
+between them, or a JSON list; ``[]`` says that a document has none of them, while an empty cell says nothing.
 """
 
 from __future__ import annotations
@@ -24,11 +24,18 @@ GoldLabel = str | tuple[str, ...]
 
 
 def read_gold(
-    path: str | Path, labels: Sequence[str], *, multi: bool = False, id_field: str = "id", label_field: str = "label"
+    path: str | Path,
+    labels: Sequence[str],
+    *,
+    multi: bool = False,
+    id_field: str = "id",
+    label_field: str = "label",
 ) -> dict[str, GoldLabel]:
-    """Labels by document id. Rows without a label are left out: a review that is half filled in is a smaller gold set.
+    """Labels by document id. Rows without a label are left out: a review that is half filled in is a smaller
+    gold set.
 
-    Raises UsageError for a file without gold labels, and for labels that are none of the task's; SourceError when it cannot be read.
+    Raises UsageError for a file without gold labels, and for labels that are none of the task's; SourceError
+    when it cannot be read.
     """
     _require(path)
     found: dict[str, GoldLabel] = {}
@@ -43,12 +50,18 @@ def read_gold(
             clashing.append(repr(name))
     if wrong:
         raise UsageError(
-            f"{path} has labels that the task does not have: {', '.join(wrong[:_SHOWN])}{_more(wrong)}; it has {', '.join(labels)}"
+            f"{path} has labels that the task does not have: {', '.join(wrong[:_SHOWN])}{_more(wrong)}; "
+            f"it has {', '.join(labels)}"
         )
     if clashing:
-        raise UsageError(f"{path} gives different labels to the same document: {', '.join(clashing[:_SHOWN])}{_more(clashing)}")
+        raise UsageError(
+            f"{path} gives different labels to the same document: "
+            f"{', '.join(clashing[:_SHOWN])}{_more(clashing)}"
+        )
     if not found:
-        raise UsageError(f"{path} holds no gold labels: rows with the fields {id_field!r} and {label_field!r} are needed")
+        raise UsageError(
+            f"{path} holds no gold labels: rows with the fields {id_field!r} and {label_field!r} are needed"
+        )
     return found
 
 
@@ -84,7 +97,9 @@ def _require(path: str | Path) -> None:
 
 
 def _rows(path: str | Path, id_field: str, label_field: str) -> Iterator[tuple[str, str]]:
-    """Id and label of each row that has both, as they were before our own files escaped them for spreadsheets."""
+    """Id and label of each row that has both, as they were before our own files escaped them for
+    spreadsheets.
+    """
     back = from_spreadsheet if is_table(str(path)) else str
     for name, value in read_values(SourceConfig(path=str(path), id_field=id_field, text_field=label_field)):
         label = _label(value)

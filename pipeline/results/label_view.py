@@ -1,7 +1,9 @@
-"""Label answers as they are shown: a calibration and a threshold over the scores that the ledger keeps for ever.
+"""Label answers as they are shown: a calibration and a threshold over the scores that the ledger keeps for
+ever.
 
-A view costs no inference. It is kept in the ledger with a number and applied when answers are exported, reported or judged; earlier views
-stay, and number 0 is always what the model said itself. How views are made: ``recalibration``.
+A view costs no inference. It is kept in the ledger with a number and applied when answers are exported,
+reported or judged; earlier views stay, and number 0 is always what the model said itself. How views are made:
+``recalibration``.
 """
 
 from __future__ import annotations
@@ -30,8 +32,9 @@ _BLOCK_ROWS = 1000
 class View:
     """A view ready to be applied. ``final``: no document of the task was missing when it was made.
 
-    ``gold_labels`` maps the keys of the documents whose labels it was made with to these; ``held_out`` those that the calibration was
-    fitted on to the natural logs (by label) that a fit without them gives, which is what they may be judged by.
+    ``gold_labels`` maps the keys of the documents whose labels it was made with to these; ``held_out`` those
+    that the calibration was fitted on to the natural logs (by label) that a fit without them gives, which is
+    what they may be judged by.
     """
 
     number: int
@@ -57,20 +60,35 @@ class View:
         return f"view {self.number}: {self.calibration.method}" + ("" if self.final else " (not final)")
 
     def covers(self, result: TaskResult) -> bool:
-        """Whether ``result`` has what this view is computed from; if not, what the model said itself is shown."""
-        return result.state == "done" and bool(result.scores) and len(result.features) >= FEATURE_BYTES * self.calibration.feature_count
+        """Whether ``result`` has what this view is computed from; if not, what the model said itself is
+        shown.
+        """
+        return (
+            result.state == "done"
+            and bool(result.scores)
+            and len(result.features) >= FEATURE_BYTES * self.calibration.feature_count
+        )
 
     def apply(self, results: Sequence[TaskResult]) -> list[TaskResult]:
         """``results`` that it covers as this view shows them."""
         labels = self.calibration.labels
-        features = unpacked([result.features for result in results]) if self.calibration.feature_count else None
-        logs = self.calibration.log_probabilities([[_of(result)[label] for label in labels] for result in results], features)
+        features = (
+            unpacked([result.features for result in results]) if self.calibration.feature_count else None
+        )
+        logs = self.calibration.log_probabilities(
+            [[_of(result)[label] for label in labels] for result in results], features
+        )
         return [self._shown(result, row) for result, row in zip(results, np.exp(logs), strict=True)]
 
     def _shown(self, result: TaskResult, probabilities: Floats) -> TaskResult:
         value, gone = self.decide(probabilities)
         odds = dict(zip(self.calibration.labels, probabilities.tolist(), strict=True))
-        return replace(result, value=None if gone else value, finish_reason="abstained" if gone else "stop", probabilities=odds)
+        return replace(
+            result,
+            value=None if gone else value,
+            finish_reason="abstained" if gone else "stop",
+            probabilities=odds,
+        )
 
     def decide(self, probabilities: Floats) -> tuple[str | list[str], bool]:
         """The answer that these probabilities, (labels,), give, and whether it is abstained from."""
@@ -80,25 +98,36 @@ class View:
             value = [label for label, odds in zip(labels, probabilities, strict=True) if odds >= 0.5]
         else:
             value = labels[int(probabilities.argmax())]
-        gone = self.threshold is not None and bool(abstains(certainty(probabilities[None], multi=self.multi), self.threshold)[0])
+        gone = self.threshold is not None and bool(
+            abstains(certainty(probabilities[None], multi=self.multi), self.threshold)[0]
+        )
         return value, gone
 
 
 def certainty(probabilities: Floats, *, multi: bool) -> Floats:
-    """How sure the answers are, (documents,): the best label's probability, or with ``multi`` the least certain yes or no."""
-    found: Floats = np.maximum(probabilities, 1 - probabilities).min(axis=1) if multi else probabilities.max(axis=1)
+    """How sure the answers are, (documents,): the best label's probability, or with ``multi`` the least
+    certain yes or no.
+    """
+    found: Floats = (
+        np.maximum(probabilities, 1 - probabilities).min(axis=1) if multi else probabilities.max(axis=1)
+    )
     return found
 
 
 def latest_view(ledger: Ledger, task: TaskRow, number: int | None = None) -> View | None:
-    """The task's latest view, or the one of that ``number``; None for 0 and where there is none. Raises UsageError for unknown ones."""
+    """The task's latest view, or the one of that ``number``; None for 0 and where there is none. Raises
+    UsageError for unknown ones.
+    """
     if task.job.kind != "label" or number == 0:
         return None
     kept = ledger.views(task.job.name)
     if number is None:
         return view_of(kept[-1]) if kept else None
     if number > len(kept):
-        raise UsageError(f"task {task.job.name!r} has no view {number}; it has {len(kept)} (0 is what the model said itself)")
+        raise UsageError(
+            f"task {task.job.name!r} has no view {number}; it has {len(kept)} (0 is what the model said "
+            f"itself)"
+        )
     return view_of(kept[number - 1])
 
 
@@ -108,14 +137,20 @@ def through(rows: Iterable[ExportRow], views: Mapping[str, View]) -> Iterator[Ex
     while block := list(itertools.islice(iterator, _BLOCK_ROWS)):
         shown = {name: apply_to(view, [row.results[name] for row in block]) for name, view in views.items()}
         for place, row in enumerate(block):
-            yield replace(row, results={**row.results, **{name: column[place] for name, column in shown.items()}})
+            yield replace(
+                row, results={**row.results, **{name: column[place] for name, column in shown.items()}}
+            )
 
 
 def said(rows: Iterable[ExportRow], tasks: Sequence[TaskRow]) -> Iterator[ExportRow]:
     """``rows`` with what the model said itself also where it was abstained from when it was recorded."""
     multi = {task.job.name: is_multi(task) for task in tasks if task.job.kind == "label"}
     for row in rows:
-        changed = {name: _said(row.results[name], multi=several) for name, several in multi.items() if _abstained(row.results[name])}
+        changed = {
+            name: _said(row.results[name], multi=several)
+            for name, several in multi.items()
+            if _abstained(row.results[name])
+        }
         yield replace(row, results={**row.results, **changed}) if changed else row
 
 
@@ -132,7 +167,9 @@ def apply_to(view: View, results: Sequence[TaskResult]) -> list[TaskResult]:
 def labels_of(task: TaskRow) -> tuple[str, ...]:
     """The labels of a label task. Raises UsageError for other tasks."""
     if task.job.kind != "label":
-        raise UsageError(f"task {task.job.name!r} is of kind {task.job.kind}; only label tasks have scores to calibrate")
+        raise UsageError(
+            f"task {task.job.name!r} is of kind {task.job.kind}; only label tasks have scores to calibrate"
+        )
     return tuple(name for name, _ in task.job.identity["task"]["labels"])
 
 
@@ -151,9 +188,14 @@ def view_of(row: ViewRow) -> View:
     """The view that the ledger keeps as ``row``. Raises LedgerError."""
     facts = row.facts
     return View(
-        row.number, parse_calibration(row.calibration), row.threshold, str(facts.get("sentence", "")), bool(facts.get("final")),
-        facts.get("gold_labels") or {}, facts.get("held_out") or {},
-    )  # fmt: skip
+        row.number,
+        parse_calibration(row.calibration),
+        row.threshold,
+        str(facts.get("sentence", "")),
+        bool(facts.get("final")),
+        facts.get("gold_labels") or {},
+        facts.get("held_out") or {},
+    )
 
 
 def _of(result: TaskResult) -> Mapping[str, float]:
@@ -167,5 +209,9 @@ def _abstained(result: TaskResult) -> bool:
 
 def _said(result: TaskResult, *, multi: bool) -> TaskResult:
     odds = {name: number for name, number in (result.probabilities or {}).items() if math.isfinite(number)}
-    value: Any = [name for name, number in odds.items() if number >= 0.5] if multi else max(odds, key=odds.__getitem__, default=None)
+    value: Any = (
+        [name for name, number in odds.items() if number >= 0.5]
+        if multi
+        else max(odds, key=odds.__getitem__, default=None)
+    )
     return replace(result, value=value, finish_reason="stop")

@@ -1,4 +1,6 @@
-"""Plots of an evaluation as PNG or SVG: reliability, coverage and accuracy, confusion. Drawn without a screen."""
+"""Plots of an evaluation as PNG or SVG: reliability, coverage and accuracy, confusion. Drawn without a
+screen.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def require_plots(plot_format: str) -> None:
 
 
 def draw(facts: Mapping[str, Mapping[str, Any]], folder: Path, plot_format: str = "png") -> list[Path]:
-    """Plots of every evaluated label task whose answers were judged one by one; returns their files. Raises UsageError, StoppedEarly."""
+    """Plots of every evaluated label task whose answers were judged one by one; returns their files. Raises
+    UsageError, StoppedEarly.
+    """
     require_plots(plot_format)
     make_plot_folder(folder)
     written = []
@@ -47,7 +51,13 @@ def make_plot_folder(folder: Path) -> None:
         raise UsageError(f"the plots cannot be written into {folder}: {error.strerror}") from None
 
 
-def _save(paint: Callable[[Any, Mapping[str, Any]], None], name: str, found: Mapping[str, Any], path: Path, plot_format: str) -> None:
+def _save(
+    paint: Callable[[Any, Mapping[str, Any]], None],
+    name: str,
+    found: Mapping[str, Any],
+    path: Path,
+    plot_format: str,
+) -> None:
     def titled(axes: Any) -> None:
         paint(axes, found)
         axes.set_title(f"{name}: {axes.get_title()}", parse_math=False)
@@ -57,19 +67,31 @@ def _save(paint: Callable[[Any, Mapping[str, Any]], None], name: str, found: Map
 
 def save_plot(paint: Callable[[Any], None], path: Path, plot_format: str) -> None:
     """One figure, with what ``paint`` draws on its axes. Raises StoppedEarly."""
-    figure = extra("matplotlib.figure").Figure(figsize=(6, 5), layout="constrained")  # a figure of its own has no window
+    # a figure of its own has no window
+    figure = extra("matplotlib.figure").Figure(figsize=(6, 5), layout="constrained")
     paint(figure.add_subplot())
     with warnings.catch_warnings(), replace_file(path) as stream:
-        warnings.filterwarnings("ignore", message="Glyph")  # a label in a script that the font lacks is drawn as boxes
-        figure.savefig(stream, format=plot_format, dpi=150, metadata={"Date": None} if plot_format == "svg" else None)
+        # a label in a script that the font lacks is drawn as boxes
+        warnings.filterwarnings("ignore", message="Glyph")
+        figure.savefig(
+            stream, format=plot_format, dpi=150, metadata={"Date": None} if plot_format == "svg" else None
+        )
 
 
 def _reliability(axes: Any, found: Mapping[str, Any]) -> None:
     bins = found["reliability"]
     axes.plot([0, 1], [0, 1], color="0.7", linestyle="--", label="perfect")
-    axes.plot([one["confidence"] for one in bins], [one["accuracy"] for one in bins], marker="o", label="answers")
+    axes.plot(
+        [one["confidence"] for one in bins], [one["accuracy"] for one in bins], marker="o", label="answers"
+    )
     for one in bins:
-        axes.annotate(f"{one['count']:,}", (one["confidence"], one["accuracy"]), textcoords="offset points", xytext=(5, -10), fontsize=7)
+        axes.annotate(
+            f"{one['count']:,}",
+            (one["confidence"], one["accuracy"]),
+            textcoords="offset points",
+            xytext=(5, -10),
+            fontsize=7,
+        )
     error = found["headline"]["calibration_error"]["value"]
     axes.set(xlabel="probability of the label", ylabel="share that is right", xlim=(0, 1), ylim=(0, 1.02))
     axes.set_title(f"reliability, calibration error {error:.3f}")
@@ -78,19 +100,32 @@ def _reliability(axes: Any, found: Mapping[str, Any]) -> None:
 
 def _coverage(axes: Any, found: Mapping[str, Any]) -> None:
     curve = found["coverage_curve"]
-    axes.plot([point["coverage"] for point in curve], [point["accuracy"] for point in curve], drawstyle="steps-pre")
+    axes.plot(
+        [point["coverage"] for point in curve], [point["accuracy"] for point in curve], drawstyle="steps-pre"
+    )
     if found["abstained"] and found["answered"]:
         named = "answered_exact_match" if found["multi"] else "answered_accuracy"
         right, coverage = found["headline"][named]["value"], found["answered"] / found["judged"]
         axes.plot([coverage], [right], marker="o", color="tab:red", linestyle="none", label="as answered")
         axes.legend(loc="lower left")
-    axes.set(xlabel="share of documents answered", ylabel="share of the answers that is right", xlim=(0, 1), ylim=(0, 1.02))
+    axes.set(
+        xlabel="share of documents answered",
+        ylabel="share of the answers that is right",
+        xlim=(0, 1),
+        ylim=(0, 1.02),
+    )
     axes.set_title("accuracy when the least certain are left out")
 
 
 def _confusion(axes: Any, found: Mapping[str, Any]) -> None:
     table, names = found["confusion"], [fold(label, _NAME_CHARACTERS) for label in found["labels"]]
-    axes.imshow([[count / max(1, sum(row)) for count in row] for row in table], cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    axes.imshow(
+        [[count / max(1, sum(row)) for count in row] for row in table],
+        cmap="Blues",
+        vmin=0,
+        vmax=1,
+        aspect="auto",
+    )
     if len(names) <= _NAMED_LABELS:
         axes.set_xticks(range(len(names) + 1), [*names, "(none)"], rotation=90, fontsize=7, parse_math=False)
         axes.set_yticks(range(len(names)), names, fontsize=7, parse_math=False)
@@ -104,8 +139,12 @@ def _confusion(axes: Any, found: Mapping[str, Any]) -> None:
 
 
 _NEEDS = {"reliability": "reliability", "coverage": "coverage_curve", "confusion": "confusion"}
-"""The figures that a plot is drawn from; an evaluation that lacks them, of several labels or of summaries, has no such plot."""
+"""The figures that a plot is drawn from; an evaluation that lacks them, of several labels or of summaries,
+has no such plot.
+"""
 
 _PLOTS: Mapping[str, Callable[[Any, Mapping[str, Any]], None]] = {
-    "reliability": _reliability, "coverage": _coverage, "confusion": _confusion,
-}  # fmt: skip
+    "reliability": _reliability,
+    "coverage": _coverage,
+    "confusion": _confusion,
+}

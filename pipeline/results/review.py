@@ -1,7 +1,8 @@
-"""``overnight review`` and ``overnight sample``: which documents a person should label, as a CSV file. Filled in, it is a gold file.
+"""``overnight review`` and ``overnight sample``: which documents a person should label, as a CSV file. Filled
+in, it is a gold file.
 
-Texts come from the source again, and no more than a few thousand of them, cut, are held at a time. A file that somebody has filled
-labels into is not overwritten.
+Texts come from the source again, and no more than a few thousand of them, cut, are held at a time. A file
+that somebody has filled labels into is not overwritten.
 """
 
 from __future__ import annotations
@@ -16,7 +17,15 @@ from typing import Any
 from pipeline.config import Config, LabelTask
 from pipeline.errors import UsageError
 from pipeline.quality.scores import extra
-from pipeline.quality.selection import CANDIDATES, Answered, Picked, review, review_several, sample, uncertain_and_random
+from pipeline.quality.selection import (
+    CANDIDATES,
+    Answered,
+    Picked,
+    review,
+    review_several,
+    sample,
+    uncertain_and_random,
+)
 from pipeline.records import Document
 from pipeline.results.export import check_output
 from pipeline.results.gold import gold_ids, written_labels
@@ -29,21 +38,31 @@ from pipeline.system.atomic_write import replace_file
 from pipeline.system.escape import spreadsheet_text
 
 TEXT_CHARACTERS = 10_000
-"""Longer texts are cut in the file: a cell of a common spreadsheet holds 32,767 characters, and a person reads fewer."""
+"""Longer texts are cut in the file: a cell of a common spreadsheet holds 32,767 characters, and a person
+reads fewer.
+"""
 
 SAMPLE_COLUMNS = ("id", "label", "text", "reason")
 REVIEW_COLUMNS = ("id", "label", "text", "proposed_label", "probability", "top_labels", "reason")
 
 
 def review_run(
-    ledger: Ledger, output: Path, count: int, *, name: str | None = None, gold: Sequence[Path] = (), label_field: str = "label",
-    force: bool = False, seed: int = 0,
-) -> dict[str, Any]:  # fmt: skip
-    """Write the ``count`` finished documents of a label task most worth a person's look. Raises UsageError, StoppedEarly.
+    ledger: Ledger,
+    output: Path,
+    count: int,
+    *,
+    name: str | None = None,
+    gold: Sequence[Path] = (),
+    label_field: str = "label",
+    force: bool = False,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Write the ``count`` finished documents of a label task most worth a person's look. Raises UsageError,
+    StoppedEarly.
 
-    Left out and counted: documents that have a gold label already, in the files ``gold`` or in those that earlier views were made with;
-    that are no longer in the source; that the model was shown as examples; and those whose id stands for several texts, because a gold
-    label is given to an id.
+    Left out and counted: documents that have a gold label already, in the files ``gold`` or in those that
+    earlier views were made with; that are no longer in the source; that the model was shown as examples; and
+    those whose id stands for several texts, because a gold label is given to an id.
     """
     task = _task(ledger, name)
     config = last_config(ledger)
@@ -54,18 +73,31 @@ def review_run(
     known_keys = {key for kept in ledger.views(task.job.name) for key in view_of(kept).gold_labels}
     left_out: Counter[str] = Counter()
     unknown = _unknown(_answered(ledger, task, labels), known_ids, known_keys, left_out)
-    by_key = {found.id: found for found in uncertain_and_random(unknown, max(CANDIDATES, count), seed, several=multi)}
+    by_key = {
+        found.id: found
+        for found in uncertain_and_random(unknown, max(CANDIDATES, count), seed, several=multi)
+    }
     texts = list(_with_texts(ledger, config, task, by_key, left_out))
     picked = (review_several if multi else review)(texts, labels, count, seed=seed)
     if not picked:
         raise UsageError(f"task {task.job.name!r} has no finished document to review{_told(left_out)}")
     _write(output, REVIEW_COLUMNS, [_review_row(row, multi=multi) for row in picked])
-    return {"output": str(output), "rows": len(picked), "task": task.job.name, "labels": list(labels), "multi": multi,
-            "left_out": dict(left_out)}  # fmt: skip
+    return {
+        "output": str(output),
+        "rows": len(picked),
+        "task": task.job.name,
+        "labels": list(labels),
+        "multi": multi,
+        "left_out": dict(left_out),
+    }
 
 
-def sample_source(config: Config, output: Path, count: int, *, force: bool = False, seed: int = 0) -> dict[str, Any]:
-    """Write ``count`` documents of the source, spread over what it is about. Raises UsageError, SourceError, StoppedEarly."""
+def sample_source(
+    config: Config, output: Path, count: int, *, force: bool = False, seed: int = 0
+) -> dict[str, Any]:
+    """Write ``count`` documents of the source, spread over what it is about. Raises UsageError, SourceError,
+    StoppedEarly.
+    """
     _check(output, SAMPLE_COLUMNS, config, force=force)
     extra("sklearn")
     counted: Counter[str] = Counter()
@@ -77,7 +109,7 @@ def sample_source(config: Config, output: Path, count: int, *, force: bool = Fal
     return {"output": str(output), "rows": len(picked), "labels": labels, "read": dict(counted)}
 
 
-# ── documents ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── documents ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _task(ledger: Ledger, name: str | None) -> TaskRow:
@@ -86,22 +118,32 @@ def _task(ledger: Ledger, name: str | None) -> TaskRow:
     if name is None and len(known) > 1:
         raise UsageError(f"the run has several label tasks: choose one with --task ({', '.join(known)})")
     if not known or (name is not None and name not in known):
-        raise UsageError(f"the run has no label task{f' {name!r}' if name else ''} whose answers could be reviewed")
+        raise UsageError(
+            f"the run has no label task{f' {name!r}' if name else ''} whose answers could be reviewed"
+        )
     return known[name] if name is not None else next(iter(known.values()))
 
 
 def _answered(ledger: Ledger, task: TaskRow, labels: Sequence[str]) -> Iterator[tuple[str, Answered]]:
-    """Finished documents as their latest view shows them, by id; with their key for an id, and still without text."""
+    """Finished documents as their latest view shows them, by id; with their key for an id, and still without
+    text.
+    """
     view = latest_view(ledger, task)
     rows = ledger.rows()
     for row in through(rows, {task.job.name: view}) if view else rows:
         result = row.results[task.job.name]
         if result.state == "done" and result.probabilities:
-            yield row.input.id, Answered(row.input.document_key, "", tuple(result.probabilities[label] for label in labels))
+            yield (
+                row.input.id,
+                Answered(row.input.document_key, "", tuple(result.probabilities[label] for label in labels)),
+            )
 
 
 def _unknown(
-    answered: Iterable[tuple[str, Answered]], ids: Collection[str], keys: Collection[str], left_out: Counter[str]
+    answered: Iterable[tuple[str, Answered]],
+    ids: Collection[str],
+    keys: Collection[str],
+    left_out: Counter[str],
 ) -> Iterator[Answered]:
     """Those that nobody has labelled yet."""
     for name, document in answered:
@@ -111,7 +153,9 @@ def _unknown(
             yield document
 
 
-def _with_texts(ledger: Ledger, config: Config, task: TaskRow, by_key: dict[str, Answered], left_out: Counter[str]) -> Iterator[Answered]:
+def _with_texts(
+    ledger: Ledger, config: Config, task: TaskRow, by_key: dict[str, Answered], left_out: Counter[str]
+) -> Iterator[Answered]:
     shown = shown_to_the_model(task)
     found = 0
     for document in documents_again(config, by_key):
@@ -150,16 +194,26 @@ def _told(counts: Counter[str]) -> str:
     return f" ({', '.join(f'{count:,} {reason}' for reason, count in counts.items())})" if counts else ""
 
 
-# ── files ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── files ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _review_row(row: Picked, *, multi: bool) -> tuple[str, ...]:
-    """With several labels the proposal is all those more likely than not, and the probability that of the least certain yes or no."""
+    """With several labels the proposal is all those more likely than not, and the probability that of the
+    least certain yes or no.
+    """
     label, probability = row.top[0]
     if multi:
         label = written_labels(row.proposed)
         probability = max(probability, 1 - probability)
-    return (row.id, "", row.text, label, f"{probability:.4f}", "; ".join(f"{name} {share:.2f}" for name, share in row.top), row.reason)
+    return (
+        row.id,
+        "",
+        row.text,
+        label,
+        f"{probability:.4f}",
+        "; ".join(f"{name} {share:.2f}" for name, share in row.top),
+        row.reason,
+    )
 
 
 def _check(output: Path, columns: Sequence[str], config: Config, *, force: bool) -> None:
@@ -177,16 +231,23 @@ def _check(output: Path, columns: Sequence[str], config: Config, *, force: bool)
     except (UnicodeDecodeError, csv.Error):
         ours = False
     if not ours:
-        raise UsageError(f"{output} exists and is not an untouched file of this command; choose another name, or --force to overwrite it")
+        raise UsageError(
+            f"{output} exists and is not an untouched file of this command; choose another name, or "
+            f"--force to overwrite it"
+        )
     if filled:
-        raise UsageError(f"{output} has {filled:,} labels filled in; choose another name, or --force to overwrite them")
+        raise UsageError(
+            f"{output} has {filled:,} labels filled in; choose another name, or --force to overwrite them"
+        )
 
 
 def _write(output: Path, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with replace_file(output) as stream:
-            text = io.TextIOWrapper(stream, encoding="utf-8", errors="replace", newline="", write_through=True)
+            text = io.TextIOWrapper(
+                stream, encoding="utf-8", errors="replace", newline="", write_through=True
+            )
             try:
                 table = csv.writer(text, lineterminator="\r\n")
                 table.writerow(columns)

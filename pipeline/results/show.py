@@ -1,4 +1,6 @@
-"""``overnight show``: how one document was asked and answered. Its task is replayed over the recorded replies; no weights are loaded."""
+"""``overnight show``: how one document was asked and answered. Its task is replayed over the recorded
+replies; no weights are loaded.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from pipeline.tasks import Task
 
 
 def inspect(directory: Path, document_id: str) -> dict[str, Any]:
-    """Facts about every document of this id (there may be several texts). Raises UsageError when the run has never seen it."""
+    """Facts about every document of this id (there may be several texts). Raises UsageError when the run has
+    never seen it.
+    """
     with Ledger.open(directory / LEDGER, write=False) as ledger:
         rows = ledger.documents(document_id)
         if not rows:
@@ -46,7 +50,9 @@ def _texts(config: Config, tasks: Sequence[Task], keys: set[str]) -> dict[str, D
     return found
 
 
-def _told(ledger: Ledger, tokenizer: Tokenizer, tasks: Sequence[Task], row: InputRow, document: Document | None) -> dict[str, Any]:
+def _told(
+    ledger: Ledger, tokenizer: Tokenizer, tasks: Sequence[Task], row: InputRow, document: Document | None
+) -> dict[str, Any]:
     facts: dict[str, Any] = {"file": row.file, "line": row.line, "characters": row.characters, "tasks": {}}
     known = {row.job.name: row for row in ledger.tasks()}
     for task in tasks:
@@ -58,13 +64,18 @@ def _told(ledger: Ledger, tokenizer: Tokenizer, tasks: Sequence[Task], row: Inpu
         if document is None:
             story["note"] = "the document is no longer in the source, so its prompts cannot be shown"
         else:
-            story["steps"] = [_step(tokenizer, step, reply) for step, reply in _replay(task, document, ledger.replies(task.job.name, key))]
+            story["steps"] = [
+                _step(tokenizer, step, reply)
+                for step, reply in _replay(task, document, ledger.replies(task.job.name, key))
+            ]
         facts["tasks"][task.job.name] = story
     return facts
 
 
 def _calibrated(ledger: Ledger, task: TaskRow, key: str, result: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The answer as the view in force shows it, beside what the model said itself; nothing where there is no view."""
+    """The answer as the view in force shows it, beside what the model said itself; nothing where there is no
+    view.
+    """
     view = latest_view(ledger, task)
     if view is None or result is None:
         return {}
@@ -75,13 +86,19 @@ def _calibrated(ledger: Ledger, task: TaskRow, key: str, result: Mapping[str, An
     shown = view.apply([found])[0]
     return {
         "calibrated": {
-            "view": view.number, "value": shown.value, "finish_reason": shown.finish_reason, "probabilities": shown.probabilities,
-            "threshold": view.threshold, "sentence": view.sentence,
+            "view": view.number,
+            "value": shown.value,
+            "finish_reason": shown.finish_reason,
+            "probabilities": shown.probabilities,
+            "threshold": view.threshold,
+            "sentence": view.sentence,
         }
-    }  # fmt: skip
+    }
 
 
-def _replay(task: Task, document: Document, recorded: Mapping[str, Generation]) -> Iterator[tuple[Step, Generation | None]]:
+def _replay(
+    task: Task, document: Document, recorded: Mapping[str, Generation]
+) -> Iterator[tuple[Step, Generation | None]]:
     """The steps of a document with their recorded replies; the last ones asked may have none."""
     work = task.work(document)
     try:
@@ -98,14 +115,24 @@ def _replay(task: Task, document: Document, recorded: Mapping[str, Generation]) 
 
 
 def _step(tokenizer: Tokenizer, step: Step, reply: Generation | None) -> dict[str, Any]:
-    asked = f"at most {step.ask.max_new_tokens} tokens" if isinstance(step.ask, Decode) else f"{len(step.ask.continuations)} scores"
+    asked = (
+        f"at most {step.ask.max_new_tokens} tokens"
+        if isinstance(step.ask, Decode)
+        else f"{len(step.ask.continuations)} scores"
+    )
     facts: dict[str, Any] = {
-        "name": step.name, "span": step.span, "prompt_tokens": len(step.prompt.ids), "prefix_tokens": step.prompt.prefix_tokens,
-        "asked": asked, "prompt": tokenizer.decode_exactly(step.prompt.ids),
-    }  # fmt: skip
+        "name": step.name,
+        "span": step.span,
+        "prompt_tokens": len(step.prompt.ids),
+        "prefix_tokens": step.prompt.prefix_tokens,
+        "asked": asked,
+        "prompt": tokenizer.decode_exactly(step.prompt.ids),
+    }
     if reply is not None:
         facts |= {"seconds": reply.seconds, "finish_reason": reply.finish_reason}
-        facts |= {"scores": list(reply.scores)} if reply.scores else {"reply": tokenizer.decode(reply.token_ids)}
+        facts |= (
+            {"scores": list(reply.scores)} if reply.scores else {"reply": tokenizer.decode(reply.token_ids)}
+        )
     return facts
 
 
@@ -113,15 +140,31 @@ def render(facts: Mapping[str, Any]) -> list[str]:
     """Lines for people."""
     lines = []
     for document in facts["documents"]:
-        lines += [f"{facts['id']}  ({document['file']}, line {document['line']}, {document['characters']:,} characters)"]
+        lines += [
+            (
+                f"{facts['id']}  ({document['file']}, line {document['line']}, {document['characters']:,} "
+                f"characters)"
+            )
+        ]
         for name, story in document["tasks"].items():
             lines += ["", f"== task {name} =="]
-            lines += [f"{key}: {value}" for key, value in (story["result"] or {"state": "pending"}).items() if value is not None]
+            lines += [
+                f"{key}: {value}"
+                for key, value in (story["result"] or {"state": "pending"}).items()
+                if value is not None
+            ]
             lines += _calibrated_lines(story.get("calibrated"))
             lines += [story["note"]] if "note" in story else []
             for step in story.get("steps", ()):
                 span = f", characters {step['span'][0]:,} to {step['span'][1]:,}" if step["span"] else ""
-                lines += ["", f"-- {step['name']}: {step['prompt_tokens']:,} tokens{span}, asked for {step['asked']} --", step["prompt"]]
+                lines += [
+                    "",
+                    (
+                        f"-- {step['name']}: {step['prompt_tokens']:,} tokens{span}, asked for "
+                        f"{step['asked']} --"
+                    ),
+                    step["prompt"],
+                ]
                 lines += [f"-> {step['reply']}"] if "reply" in step else []
     return lines
 
@@ -130,6 +173,13 @@ def _calibrated_lines(shown: Mapping[str, Any] | None) -> list[str]:
     """Raw numbers stand above, in the result; these are what exports show."""
     if shown is None:
         return []
-    odds = ", ".join(f"{name} {number:.4f}" for name, number in sorted(shown["probabilities"].items(), key=lambda pair: -pair[1]))
+    odds = ", ".join(
+        f"{name} {number:.4f}"
+        for name, number in sorted(shown["probabilities"].items(), key=lambda pair: -pair[1])
+    )
     answer = "(abstained)" if shown["value"] is None else shown["value"]
-    return [f"as view {shown['view']} shows it: {answer}", f"calibrated probabilities: {odds}", f"view: {shown['sentence']}"]
+    return [
+        f"as view {shown['view']} shows it: {answer}",
+        f"calibrated probabilities: {odds}",
+        f"view: {shown['sentence']}",
+    ]

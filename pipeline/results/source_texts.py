@@ -16,12 +16,17 @@ def last_config(ledger: Ledger) -> Config:
     """The configuration of the latest run. Raises UsageError where there is none."""
     runs = ledger.runs()
     if not runs or "config" not in runs[-1]["facts"]:
-        raise UsageError("the run directory does not say which configuration it was made with, so its texts cannot be read again")
+        raise UsageError(
+            "the run directory does not say which configuration it was made with, so its texts cannot be "
+            "read again"
+        )
     return parse_config(runs[-1]["facts"]["config"])
 
 
 def documents_again(config: Config, keys: Collection[str]) -> Iterator[Document]:
-    """Documents of the source with one of ``keys``, each once, in reading order; those that are gone are missing. Raises SourceError."""
+    """Documents of the source with one of ``keys``, each once, in reading order; those that are gone are
+    missing. Raises SourceError.
+    """
     wanted = set(keys)
     with closing(iter(read_source(config.source))) as rows:  # type: ignore[type-var]
         for row in rows if wanted else ():

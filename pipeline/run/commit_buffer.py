@@ -1,7 +1,8 @@
-"""What has landed and is not on the disk yet: committed together, about once a second, so that the disk is not asked for each document.
+"""What has landed and is not on the disk yet: committed together, about once a second, so that the disk is
+not asked for each document.
 
-A commit waits for the disk, some milliseconds to some tens. Where a document takes longer than a second, each is committed by itself;
-a process that is killed loses what the model did in its last second.
+A commit waits for the disk, some milliseconds to some tens. Where a document takes longer than a second, each
+is committed by itself; a process that is killed loses what the model did in its last second.
 """
 
 from __future__ import annotations
@@ -32,8 +33,12 @@ class Journal:
         self._answered += [(reply.work, reply.step, reply.generation) for reply in replies]
 
     def commit(self, *, at_once: bool = False) -> list[Outcome]:
-        """Commit what there is, in one transaction, unless the last one was a moment ago; returns the outcomes recorded by it."""
-        if not (self._outcomes or self._answered) or not (at_once or time.monotonic() - self._last >= _COMMIT_SECONDS):
+        """Commit what there is, in one transaction, unless the last one was a moment ago; returns the
+        outcomes recorded by it.
+        """
+        if not (self._outcomes or self._answered) or not (
+            at_once or time.monotonic() - self._last >= _COMMIT_SECONDS
+        ):
             return []
         self._ledger.finish(self._run, self._outcomes, self._answered)
         recorded, self._outcomes, self._answered = self._outcomes, [], []

@@ -1,7 +1,8 @@
-"""Who took the worker down? Works that were being computed when it died are suspects: looked at after all others, in halves, then alone.
+"""Who took the worker down? Works that were being computed when it died are suspects: looked at after all
+others, in halves, then alone.
 
-Pure bookkeeping. A work is guilty when it died alone and has at least ``max_attempts`` deaths behind it; it is given back to be
-quarantined, and every group shrinks with each death, so the search ends.
+Pure bookkeeping. A work is guilty when it died alone and has at least ``max_attempts`` deaths behind it; it
+is given back to be quarantined, and every group shrinks with each death, so the search ends.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ class Suspicion:
         self._groups.append([work])
 
     def accuse(self, suspects: Sequence[Pending]) -> Pending | None:
-        """The worker died while it computed ``suspects`` (their crashes count this death). Returns the guilty one, if that is known now."""
+        """The worker died while it computed ``suspects`` (their crashes count this death). Returns the guilty
+        one, if that is known now.
+        """
         if len(suspects) == 1 and suspects[0].crashes >= self._max_attempts:
             return suspects[0]
         half = (len(suspects) + 1) // 2

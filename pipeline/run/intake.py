@@ -1,7 +1,7 @@
 """The first reading of the source: every row is entered in the ledger before the model is asked anything.
 
-So the counts, the rejects and the repeats are known from the start, and what would spoil the whole night is said at its beginning:
-too many rejects, no document at all, a field that a template names and no row has.
+So the counts, the rejects and the repeats are known from the start, and what would spoil the whole night is
+said at its beginning: too many rejects, no document at all, a field that a template names and no row has.
 """
 
 from __future__ import annotations
@@ -49,10 +49,17 @@ class Intake:
 
 
 def read_in(
-    items: Iterable[Document | Reject], inventory: Inventory, *, whole: bool, max_rejects: int, fields: Collection[str],
-    check: Callable[[], None], say: Callable[[str], None],
-) -> Intake:  # fmt: skip
-    """Enter ``items`` in the inventory. ``whole``: they are the whole source; ``fields``: what templates name; ``check`` may raise to stop.
+    items: Iterable[Document | Reject],
+    inventory: Inventory,
+    *,
+    whole: bool,
+    max_rejects: int,
+    fields: Collection[str],
+    check: Callable[[], None],
+    say: Callable[[str], None],
+) -> Intake:
+    """Enter ``items`` in the inventory. ``whole``: they are the whole source; ``fields``: what templates
+    name; ``check`` may raise to stop.
 
     Raises SourceError.
     """
@@ -64,16 +71,23 @@ def read_in(
         inventory.reject(rejects)
         if seen.rejected > max_rejects:
             raise SourceError(
-                f"{seen.rejected:,} rows were rejected, more than source.max_rejects = {max_rejects:,}; the last: {_told(seen.last)}. "
+                f"{seen.rejected:,} rows were rejected, more than source.max_rejects = {max_rejects:,}; "
+                f"the last: {_told(seen.last)}. "
                 "All are in rejects.jsonl in the run directory"
             )
         say(f"{seen.documents:,} documents read, {seen.rejected:,} rows rejected")
     inventory.finish(complete=whole and not seen.damaged)
     if not seen.documents and seen.rejected:
-        raise SourceError(f"none of the {seen.rejected:,} rows is a document; the first: {_told(seen.first)}. All are in rejects.jsonl")
+        raise SourceError(
+            f"none of the {seen.rejected:,} rows is a document; the first: {_told(seen.first)}. All are "
+            f"in rejects.jsonl"
+        )
     missing = sorted(set(fields) - seen.fields)
     if seen.documents and missing:
-        raise SourceError(f"the instructions name the field {missing[0]!r}, and none of the {seen.documents:,} documents has it")
+        raise SourceError(
+            f"the instructions name the field {missing[0]!r}, and none of the {seen.documents:,} "
+            f"documents has it"
+        )
     return seen
 
 
@@ -81,8 +95,12 @@ def _told(reject: Reject | None) -> str:
     return "" if reject is None else f"{reject.origin.file}, line {reject.origin.line}: {reject.reason}"
 
 
-def chosen_documents(items: Iterable[Document | Reject], limit: int | None, only: str | None) -> Iterator[Document | Reject]:
-    """``items`` up to and without the one after ``limit`` documents; of an id ``only`` the documents that have it and nothing else."""
+def chosen_documents(
+    items: Iterable[Document | Reject], limit: int | None, only: str | None
+) -> Iterator[Document | Reject]:
+    """``items`` up to and without the one after ``limit`` documents; of an id ``only`` the documents that
+    have it and nothing else.
+    """
     documents = 0
     for item in items:
         if only is not None and not (isinstance(item, Document) and item.id == only):

@@ -1,4 +1,6 @@
-"""Messages between the runner and the worker: length-prefixed msgpack maps over a pipe. Token ids in, results out; no pickle."""
+"""Messages between the runner and the worker: length-prefixed msgpack maps over a pipe. Token ids in, results
+out; no pickle.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +37,23 @@ def read_message(stream: IO[bytes]) -> dict[str, Any] | None:
 def pack_request(request: Request) -> dict[str, Any]:
     """A request as plain values."""
     ask = request.ask
-    packed: dict[str, Any] = {"request_id": request.request_id, "ids": request.ids, "prefix_tokens": request.prefix_tokens}
+    packed: dict[str, Any] = {
+        "request_id": request.request_id,
+        "ids": request.ids,
+        "prefix_tokens": request.prefix_tokens,
+    }
     packed |= {"document_tokens": request.document_tokens, "awaited": request.awaited}
     if isinstance(ask, Score):
-        return {**packed, "continuations": ask.continuations, "tolerance": ask.tolerance, "features": ask.features}
+        return {
+            **packed,
+            "continuations": ask.continuations,
+            "tolerance": ask.tolerance,
+            "features": ask.features,
+        }
     sampling = ask.sampling
-    chosen = None if sampling is None else [sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed]
+    chosen = (
+        None if sampling is None else [sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed]
+    )
     return {**packed, "max_new_tokens": ask.max_new_tokens, "sampling": chosen, "loops_end": ask.loops_end}
 
 
@@ -48,9 +61,15 @@ def unpack_request(packed: dict[str, Any]) -> Request:
     """The inverse of ``pack_request``."""
     ask: Decode | Score
     if "continuations" in packed:
-        ask = Score(tuple(tuple(sequence) for sequence in packed["continuations"]), packed["tolerance"], packed["features"])
+        ask = Score(
+            tuple(tuple(sequence) for sequence in packed["continuations"]),
+            packed["tolerance"],
+            packed["features"],
+        )
     else:
         sampling = packed["sampling"]
-        ask = Decode(packed["max_new_tokens"], None if sampling is None else Sampling(*sampling), packed["loops_end"])
+        ask = Decode(
+            packed["max_new_tokens"], None if sampling is None else Sampling(*sampling), packed["loops_end"]
+        )
     place = packed["prefix_tokens"], packed["document_tokens"], packed["awaited"]
     return Request(packed["request_id"], tuple(packed["ids"]), ask, *place)

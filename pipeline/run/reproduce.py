@@ -1,7 +1,8 @@
-"""``overnight reproduce``: one document of a run asked about again, alone, in a run directory of its own beneath the other.
+"""``overnight reproduce``: one document of a run asked about again, alone, in a run directory of its own
+beneath the other.
 
-The run that it is from is only read. What happened to the document there (the worker died, the model raised) happens here at once,
-with nothing beside it, and its traces are in one small log.
+The run that it is from is only read. What happened to the document there (the worker died, the model raised)
+happens here at once, with nothing beside it, and its traces are in one small log.
 """
 
 from __future__ import annotations
@@ -19,8 +20,12 @@ from pipeline.system.run_directory import LEDGER, RunDirectory
 from pipeline.system.stop_signal import StopSignal
 
 
-def reproduce(directory: Path, document_id: str, observer: Callable[[Progress], None], stop: StopSignal) -> RunResult:
-    """Run the configuration of the latest run over the documents of this id. Raises UsageError when the run has never seen it."""
+def reproduce(
+    directory: Path, document_id: str, observer: Callable[[Progress], None], stop: StopSignal
+) -> RunResult:
+    """Run the configuration of the latest run over the documents of this id. Raises UsageError when the run
+    has never seen it.
+    """
     with Ledger.open(directory / LEDGER, write=False) as ledger:
         if not ledger.documents(document_id):
             raise UsageError(f"the run in {directory} has seen no document with the id {document_id!r}")

@@ -1,8 +1,9 @@
-"""Free disk and memory under a run, looked at about once a second: a night stops, or gives memory back, before damage is done.
+"""Free disk and memory under a run, looked at about once a second: a night stops, or gives memory back,
+before damage is done.
 
-A disk below its floor ends the run while there is still room to close it well. Memory below its floor first ends the worker, whose
-documents are then tried smaller and apart, as after any other death; memory that is short without the worker is somebody else's, and
-ends the run.
+A disk below its floor ends the run while there is still room to close it well. Memory below its floor first
+ends the worker, whose documents are then tried smaller and apart, as after any other death; memory that is
+short without the worker is somebody else's, and ends the run.
 """
 
 from __future__ import annotations
@@ -17,16 +18,25 @@ from pipeline.errors import StoppedEarly, WorkerDied
 from pipeline.system.hardware import reclaimable_ram_bytes
 
 Holds = Literal["nothing", "loading", "idle", "computing"]
-"""What the worker does: there is none, it is on its way to a loaded model, it waits for requests, it computes some."""
+"""What the worker does: there is none, it is on its way to a loaded model, it waits for requests, it computes
+some.
+"""
 _LOOK_SECONDS = 1.0
 
 
 class Watch:
-    """Floors for the disk that holds ``folder`` and for the memory of the machine (or of the container); 0: not watched."""
+    """Floors for the disk that holds ``folder`` and for the memory of the machine (or of the container); 0:
+    not watched.
+    """
 
     def __init__(
-        self, folder: Path, *, disk_floor_bytes: int, memory_floor_bytes: int, free_memory_bytes: Callable[[], int] = reclaimable_ram_bytes
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        *,
+        disk_floor_bytes: int,
+        memory_floor_bytes: int,
+        free_memory_bytes: Callable[[], int] = reclaimable_ram_bytes,
+    ) -> None:
         self._folder = folder
         self._disk_floor_bytes = disk_floor_bytes
         self._memory_floor_bytes = memory_floor_bytes
@@ -34,19 +44,24 @@ class Watch:
         self._next_look = float("-inf")
 
     def check(self, holds: Holds) -> None:
-        """Raise StoppedEarly or, when the worker is to give its memory back, WorkerDied; nothing if the last look was a moment ago."""
+        """Raise StoppedEarly or, when the worker is to give its memory back, WorkerDied; nothing if the last
+        look was a moment ago.
+        """
         if time.monotonic() < self._next_look:
             return
         self._next_look = time.monotonic() + _LOOK_SECONDS
         self._check_disk()
-        if self._memory_floor_bytes and holds != "loading":  # what a model takes to be loaded, the plan has counted
+        if (
+            self._memory_floor_bytes and holds != "loading"
+        ):  # what a model takes to be loaded, the plan has counted
             self._check_memory(holds)
 
     def _check_disk(self) -> None:
         free = shutil.disk_usage(self._folder).free if self._disk_floor_bytes else 0
         if free < self._disk_floor_bytes:
             raise StoppedEarly(
-                f"{_size(free)} are free on the disk that holds {self._folder}, less than run.keep_free_disk = "
+                f"{_size(free)} are free on the disk that holds {self._folder}, less than "
+                f"run.keep_free_disk = "
                 f"{_size(self._disk_floor_bytes)}; free some space and run the same command again"
             )
 
@@ -54,12 +69,19 @@ class Watch:
         free = self._free_memory_bytes()
         if free >= self._memory_floor_bytes:
             return
-        short = f"{_size(free)} of memory are free, less than run.keep_free_memory = {_size(self._memory_floor_bytes)}"
+        short = (
+            f"{_size(free)} of memory are free, less than run.keep_free_memory = "
+            f"{_size(self._memory_floor_bytes)}"
+        )
         if holds == "computing":
             self._next_look = float("-inf")  # whether that helped is looked at before another model is loaded
             raise WorkerDied(f"{short}: the worker was stopped before the system would have run out")
-        beside = "with the model loaded and nothing to compute" if holds == "idle" else "without a model in it"
-        raise StoppedEarly(f"{short}, {beside}; close other programs or use a smaller model, and run the same command again")
+        beside = (
+            "with the model loaded and nothing to compute" if holds == "idle" else "without a model in it"
+        )
+        raise StoppedEarly(
+            f"{short}, {beside}; close other programs or use a smaller model, and run the same command again"
+        )
 
 
 def _size(amount: int) -> str:

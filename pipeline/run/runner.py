@@ -1,9 +1,11 @@
-"""The night, from top to bottom: read the inputs, ask the model about each document, record every answer, report.
+"""The night, from top to bottom: read the inputs, ask the model about each document, record every answer,
+report.
 
-The story of a document: it is read and entered in the ledger; its attempt is marked; its task asks questions, which the worker
-answers in batches; what the task makes of them is recorded, and only then counts. Whatever ends this process, the same
-command goes on from what is recorded. The worker is a process of its own and always has more questions than it can compute at once,
-so reading, tokenizing and commits happen beside the model.
+The story of a document: it is read and entered in the ledger; its attempt is marked; its task asks questions,
+which the worker answers in batches; what the task makes of them is recorded, and only then counts. Whatever
+ends this process, the same command goes on from what is recorded. The worker is a process of its own and
+always has more questions than it can compute at once, so reading, tokenizing and commits happen beside the
+model.
 """
 
 from __future__ import annotations
@@ -54,14 +56,17 @@ _POLL_SECONDS = 0.2
 _WORKS_PER_ROW = 4
 # Works begun together, for each row: their attempts are marked in one commit.
 _BEGUN_PER_ROW = 2
-# Questions of one document out at a time, for each row of a batch: while one batch is computed, the next one is there.
+# Questions of one document out at a time, for each row of a batch: while one batch is computed, the next one
+# is there.
 _ASKED_PER_ROW = 2
 _WINDOW_CHARACTERS = 64_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """How a run ended. ``reason`` is "done", "some failed", or why it stopped early (a signal, the deadline, a full disk)."""
+    """How a run ended. ``reason`` is "done", "some failed", or why it stopped early (a signal, the deadline,
+    a full disk).
+    """
 
     exit_code: int
     reason: str
@@ -82,9 +87,9 @@ def run(
 ) -> RunResult:
     """Do what is left to do in the configuration's run directory.
 
-    ``limit`` reads only the first so many documents, ``only`` those of this id; ``kinds`` runs only tasks of these kinds; ``fork`` starts
-    changed tasks beside the old ones.
-    Raises AlreadyRunning, UsageError and its kinds, LedgerError; a stop wished for is a result, not an error.
+    ``limit`` reads only the first so many documents, ``only`` those of this id; ``kinds`` runs only tasks of
+    these kinds; ``fork`` starts changed tasks beside the old ones. Raises AlreadyRunning, UsageError and its
+    kinds, LedgerError; a stop wished for is a result, not an error.
     """
     stop = stop or StopSignal()
     directory = RunDirectory(config.run.directory)
@@ -103,9 +108,15 @@ class Night:
     """One run over one run directory."""
 
     def __init__(
-        self, config: Config, directory: RunDirectory, ledger: Ledger, observer: Observer, stop: StopSignal, here: Whereabouts,
+        self,
+        config: Config,
+        directory: RunDirectory,
+        ledger: Ledger,
+        observer: Observer,
+        stop: StopSignal,
+        here: Whereabouts,
         chosen: tuple[int | None, str | None] = (None, None),
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._config = config
         self._directory = directory
         self._ledger = ledger
@@ -115,13 +126,16 @@ class Night:
         self._chosen = chosen  # the first so many documents, those of one id
         self._under_way: dict[WorkId, Pending] = {}
         self._suspicion = Suspicion(config.run.max_attempts)
-        self._request_ids = itertools.count(1)  # for the whole run: a late reply must never be taken for another question's
+        # for the whole run: a late reply must never be taken for another question's
+        self._request_ids = itertools.count(1)
         self._deaths_of_nobody = 0
         self._intake = Intake()
         self._sampler = Sampler()
         self._watch = Watch(
-            directory.path, disk_floor_bytes=config.run.keep_free_disk, memory_floor_bytes=config.run.keep_free_memory
-        )  # fmt: skip
+            directory.path,
+            disk_floor_bytes=config.run.keep_free_disk,
+            memory_floor_bytes=config.run.keep_free_memory,
+        )
         self._crew = Crew(config, directory, self._say_loading, self._note_loaded)
         self._total = self._done = self._failed = 0
 
@@ -155,14 +169,17 @@ class Night:
         finally:
             self._crew.dismiss(at_once=exit_code not in (EXIT_DONE, EXIT_SOME_FAILED))
             self._close(exit_code, reason)
-        return RunResult(exit_code, reason, self._directory.path, self._ledger.status(), self._directory.report)
+        return RunResult(
+            exit_code, reason, self._directory.path, self._ledger.status(), self._directory.report
+        )
 
     def _close(self, exit_code: int, reason: str) -> None:
         """Write down how the run ended: what it had begun and not finished is pending again, not running.
 
         On a full disk that cannot be done; what was recorded before is safe all the same.
         """
-        shutil.rmtree(self._directory.offload, ignore_errors=True)  # first of all: it may be what has filled the disk
+        # first of all: it may be what has filled the disk
+        shutil.rmtree(self._directory.offload, ignore_errors=True)
         try:
             self._ledger.drop(self._run, list(self._under_way), "interrupted", reason)
             if self._crew.store_facts:
@@ -171,7 +188,9 @@ class Night:
                 self._ledger.annotate_run(self._run, waiting=self._crew.waiting, peaks=self._crew.peaks)
             self._ledger.end_run(self._run, exit_code, reason)
             self._tell(Progress("reporting"))
-            self._ledger.annotate_run(self._run, calibration=calibrate_as_configured(self._ledger, self._config))
+            self._ledger.annotate_run(
+                self._run, calibration=calibrate_as_configured(self._ledger, self._config)
+            )
             write_report(self._ledger, self._directory.path)
             learn(self._config, self._prepared, self._directory.path / "report.json")
         except (StoppedEarly, OSError) as error:
@@ -184,25 +203,33 @@ class Night:
         return prepare(self._config, backend, self._resolved, kinds)
 
     def _keep_resolved(self) -> None:
-        """What ``auto`` meant is kept once the run is accepted; what was asked for by name says nothing about it."""
+        """What ``auto`` meant is kept once the run is accepted; what was asked for by name says nothing about
+        it.
+        """
         for name in meant_by_auto(self._config):
             self._ledger.resolve(name, self._resolved[name])
 
-    # ── reading ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── reading ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _read(self) -> None:
         """Enter every input in the ledger before the model is asked anything."""
         self._tell(Progress("reading", message="reading the inputs"))
         self._intake = read_in(
-            self._sampler.watch(self._source()), self._ledger.start_inventory(self._run), whole=self._chosen == (None, None),
-            max_rejects=self._config.source.max_rejects, fields={name for task in self._prepared.tasks for name in task.job.fields},
-            check=self._check, say=lambda text: self._tell(Progress("reading", message=text)),
-        )  # fmt: skip
+            self._sampler.watch(self._source()),
+            self._ledger.start_inventory(self._run),
+            whole=self._chosen == (None, None),
+            max_rejects=self._config.source.max_rejects,
+            fields={name for task in self._prepared.tasks for name in task.job.fields},
+            check=self._check,
+            say=lambda text: self._tell(Progress("reading", message=text)),
+        )
         if not self._intake.documents:
             self._tell(Progress("reading", message="the source is empty: nothing to do"))
 
     def _check(self) -> None:
-        """Raise StoppedEarly when the run is to stop or the disk runs full, WorkerDied when memory runs out under the worker."""
+        """Raise StoppedEarly when the run is to stop or the disk runs full, WorkerDied when memory runs out
+        under the worker.
+        """
         self._stop.check()
         self._watch.check(self._crew.holds)
 
@@ -210,7 +237,7 @@ class Night:
         fields = sorted({name for task in self._ledger.tasks() for name in task.job.fields})
         return chosen_documents(read_source(self._config.source, fields), *self._chosen)
 
-    # ── working ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── working ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _work(self) -> None:
         """All pending works, those that were beside a dead worker before last and alone."""
@@ -234,7 +261,9 @@ class Night:
         self._prepared = settled
 
     def _pending(self) -> Iterator[Pending | None]:
-        """The works the ledger calls pending, in reading order, and None after each block read; doubtful ones are set aside."""
+        """The works the ledger calls pending, in reading order, and None after each block read; doubtful ones
+        are set aside.
+        """
         documents = (item for item in self._source() if isinstance(item, Document))
         for block in blocks(documents, BLOCK_DOCUMENTS):
             works: list[Pending] = []
@@ -250,9 +279,16 @@ class Night:
             yield None
 
     def _through(self, works: Iterator[Pending | None]) -> None:
-        """See all of ``works`` landed. When the worker dies, those it was computing come under suspicion, the others go on."""
+        """See all of ``works`` landed. When the worker dies, those it was computing come under suspicion, the
+        others go on.
+        """
         while True:
-            flight = Flight(self._prepared.plan.max_batch_rows * _ASKED_PER_ROW, self._pace, self._request_ids, self._here.at)
+            flight = Flight(
+                self._prepared.plan.max_batch_rows * _ASKED_PER_ROW,
+                self._pace,
+                self._request_ids,
+                self._here.at,
+            )
             try:
                 self._stream(works, flight)
                 return
@@ -264,9 +300,11 @@ class Night:
                 works = itertools.chain(self._after_death(flight, death), works)
 
     def _stream(self, works: Iterator[Pending | None], flight: Flight) -> None:
-        """The main loop: keep the worker supplied, record what lands. Questions go out before anything waits for the disk.
+        """The main loop: keep the worker supplied, record what lands. Questions go out before anything waits
+        for the disk.
 
-        While there is room in the window nothing waits for the worker, be it for its answers or for its model to be loaded.
+        While there is room in the window nothing waits for the worker, be it for its answers or for its model
+        to be loaded.
         """
         plan = self._prepared.plan
         exhausted = hungry = False
@@ -275,7 +313,11 @@ class Night:
             worker = self._crew.worker(plan, 0 if hungry or not len(flight) else _POLL_SECONDS)
             if worker is not None:
                 worker.admit(flight.requests())
-            hungry = not exhausted and flight.steps_open < plan.max_batch_rows * _WORKS_PER_ROW and self._characters() < _WINDOW_CHARACTERS
+            hungry = (
+                not exhausted
+                and flight.steps_open < plan.max_batch_rows * _WORKS_PER_ROW
+                and self._characters() < _WINDOW_CHARACTERS
+            )
             if hungry:
                 group, exhausted = next_group(works, plan.max_batch_rows * _BEGUN_PER_ROW)
                 self._begin(group, flight)
@@ -290,10 +332,14 @@ class Night:
         self._record(flight, at_once=True)
 
     def _begin(self, group: Sequence[Pending], flight: Flight) -> None:
-        """Mark the attempts, durably, then start the documents; what an earlier attempt was answered is not asked again."""
+        """Mark the attempts, durably, then start the documents; what an earlier attempt was answered is not
+        asked again.
+        """
         taken = set(self._ledger.mark(self._run, list(dict.fromkeys(work.id for work in group))))
         for work in group:
-            if work.id not in taken or work.id in flight:  # a repeated row, done or begun since the ledger was asked
+            if (
+                work.id not in taken or work.id in flight
+            ):  # a repeated row, done or begun since the ledger was asked
                 continue
             self._under_way[work.id] = work
             recorded = self._ledger.replies(*work.id) if work.attempts else {}
@@ -313,34 +359,58 @@ class Night:
     def _characters(self) -> int:
         return sum(len(work.document.text) for work in self._under_way.values())
 
-    # ── when the worker dies ───────────────────────────────────────────────────────────────────────────────────────
+    # ── when the worker dies ────────────────────────────────────────────────────────────────────────────────
 
     def _after_death(self, flight: Flight, death: WorkerDied) -> Iterator[Pending]:
-        """Put the suspects aside, or the guilty one into quarantine, and give back the works that were merely beside them."""
+        """Put the suspects aside, or the guilty one into quarantine, and give back the works that were merely
+        beside them.
+        """
         _log.warning("%s", death)
         suspected = set(flight.suspects(self._crew.computing))
         self._crew.dismiss(at_once=True)
         works, self._under_way = self._under_way, {}
-        suspects = [replace(works[work], attempts=works[work].attempts + 1, crashes=works[work].crashes + 1) for work in sorted(suspected)]
-        others = [replace(work, attempts=work.attempts + 1) for work_id, work in works.items() if work_id not in suspected]
+        suspects = [
+            replace(works[work], attempts=works[work].attempts + 1, crashes=works[work].crashes + 1)
+            for work in sorted(suspected)
+        ]
+        others = [
+            replace(work, attempts=work.attempts + 1)
+            for work_id, work in works.items()
+            if work_id not in suspected
+        ]
         self._ledger.drop(self._run, [work.id for work in suspects], "crashed", str(death))
-        self._ledger.drop(self._run, [work.id for work in others], "interrupted", "the worker died of another document")
+        self._ledger.drop(
+            self._run, [work.id for work in others], "interrupted", "the worker died of another document"
+        )
         self._deaths_of_nobody = 0 if suspects else self._deaths_of_nobody + 1
         if self._deaths_of_nobody >= _DEATHS_OF_NOBODY:
-            raise OvernightError(f"the worker died {self._deaths_of_nobody} times in a row while it computed nothing: {death}")
+            raise OvernightError(
+                f"the worker died {self._deaths_of_nobody} times in a row while it computed nothing: {death}"
+            )
         guilty = self._suspicion.accuse(suspects)
         if guilty is not None:
-            message = f"the worker died {guilty.crashes} times with this document, the last time alone: {death}"
+            message = (
+                f"the worker died {guilty.crashes} times with this document, the last time alone: {death}"
+            )
             self._quarantine(guilty, Failure("worker_died", message, guilty.crashes))
         return iter(others)
 
     def _set_aside(self, work: Pending) -> None:
-        """A work that earlier runs had trouble with is tried last and alone; one that took the runner down too often, never again."""
-        died = min(work.crashes, self._ledger.runner_deaths(*work.id)) if work.crashes >= self._config.run.max_attempts else 0
+        """A work that earlier runs had trouble with is tried last and alone; one that took the runner down
+        too often, never again.
+        """
+        died = (
+            min(work.crashes, self._ledger.runner_deaths(*work.id))
+            if work.crashes >= self._config.run.max_attempts
+            else 0
+        )
         if died < self._config.run.max_attempts:
             self._suspicion.set_aside(work)
             return
-        message = f"the runner itself died {died} times while it worked on this document: building its prompts, or reading its answers"
+        message = (
+            f"the runner itself died {died} times while it worked on this document: building its "
+            f"prompts, or reading its answers"
+        )
         self._quarantine(work, Failure("runner_died", message, died))
 
     def _quarantine(self, work: Pending, failure: Failure) -> None:
@@ -354,18 +424,23 @@ class Night:
         if outcome.failure is None or outcome.failure.kind not in _WORTH_ANOTHER_LOOK:
             return outcome
         again = self._again(self._under_way[outcome.task, outcome.key])
-        return replace(outcome, failure=replace(outcome.failure, message=f"{outcome.failure.message.rstrip('.')}. {again}"))
+        return replace(
+            outcome,
+            failure=replace(outcome.failure, message=f"{outcome.failure.message.rstrip('.')}. {again}"),
+        )
 
     def _again(self, work: Pending) -> str:
         return f"To see it again: {self._directory.reproducing(work.document.id)}"
 
-    # ── around it ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── around it ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _verdict(self) -> tuple[int, str]:
         self._ledger.status()  # raises when the counts do not add up
         states = [self._ledger.states_seen(task.job.name) for task in self._prepared.tasks]
         if any(counts["pending"] or counts["running"] for counts in states):
-            raise OvernightError("some documents are still pending: the source changed while the run was going. Run again")
+            raise OvernightError(
+                "some documents are still pending: the source changed while the run was going. Run again"
+            )
         if any(counts["failed"] or counts["quarantined"] for counts in states):
             return EXIT_SOME_FAILED, "some failed"
         if self._intake.damaged:
@@ -374,11 +449,14 @@ class Night:
 
     def _facts(self) -> dict[str, object]:
         return {
-            "pid": os.getpid(), "command": sys.argv, "config": self._config.anywhere().model_dump(mode="json"),
+            "pid": os.getpid(),
+            "command": sys.argv,
+            "config": self._config.anywhere().model_dump(mode="json"),
             "versions": stack_versions(),
-            "model": dict(self._prepared.identity["model"]), "notes": list(self._prepared.notes),
+            "model": dict(self._prepared.identity["model"]),
+            "notes": list(self._prepared.notes),
             "plan": asdict(self._prepared.plan),
-        }  # fmt: skip
+        }
 
     def _note_loaded(self, facts: Mapping[str, Any]) -> None:
         self._ledger.annotate_run(self._run, loaded=dict(facts))
@@ -386,7 +464,16 @@ class Night:
         self._tell(Progress("working", self._done, self._failed, self._total))
 
     def _show_pace(self) -> None:
-        self._tell(Progress("working", self._done, self._failed, self._total, self._pace.tokens_per_second, self._pace.eta_seconds))
+        self._tell(
+            Progress(
+                "working",
+                self._done,
+                self._failed,
+                self._total,
+                self._pace.tokens_per_second,
+                self._pace.eta_seconds,
+            )
+        )
 
     def _say_loading(self, message: str) -> None:
         self._tell(Progress("loading", self._done, self._failed, self._total, message=message))
@@ -398,7 +485,9 @@ class Night:
 
 
 def _stop_on_full_disk(finished: Sequence[Generation]) -> None:
-    """A disk that cannot take the caches of one document takes no other's: raise StoppedEarly, and all of them stay pending."""
+    """A disk that cannot take the caches of one document takes no other's: raise StoppedEarly, and all of
+    them stay pending.
+    """
     for generation in finished:
         if generation.error is not None and generation.error[0] == "disk_full":
             raise StoppedEarly(f"{generation.error[1]}; free some space and run the same command again")

@@ -1,8 +1,10 @@
-"""Where the runner itself is: the document that it tokenizes or reads answers of, noted in a small file that outlives a killed process.
+"""Where the runner itself is: the document that it tokenizes or reads answers of, noted in a small file that
+outlives a killed process.
 
-The note costs a system call and is not synced: a power cut is no document's fault. A run that finds the note of a dead one knows
-which document it died in. A watching thread ends what takes for ever: first by an exception in the document's own work, which
-becomes its failure; code that cannot be interrupted takes the process with it, and the next start finds the note.
+The note costs a system call and is not synced: a power cut is no document's fault. A run that finds the note
+of a dead one knows which document it died in. A watching thread ends what takes for ever: first by an
+exception in the document's own work, which becomes its failure; code that cannot be interrupted takes the
+process with it, and the next start finds the note.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ _LOOK_SECONDS = 0.5
 
 
 class Whereabouts:
-    """A context manager around a run's work. ``at`` is entered by one thread; ``died_in`` is what a dead run left, until it is settled.
+    """A context manager around a run's work. ``at`` is entered by one thread; ``died_in`` is what a dead run
+    left, until it is settled.
 
     A document may take ``stall_seconds`` in one go, and half as much again before the process is ended.
     """
@@ -71,7 +74,9 @@ class Whereabouts:
 
     @contextmanager
     def at(self, work: WorkId) -> Iterator[None]:
-        """Inside, the runner works on ``work`` itself. May raise DocumentFailed ``stalled`` at any point of it."""
+        """Inside, the runner works on ``work`` itself. May raise DocumentFailed ``stalled`` at any point of
+        it.
+        """
         self._write(work)
         self._since, self._told, self._current = time.monotonic(), False, work
         try:
@@ -92,7 +97,11 @@ class Whereabouts:
             if work is None or seconds < self._stall_seconds:
                 continue
             if seconds >= 1.5 * self._stall_seconds:
-                _log.error("the runner was stuck for %.0f s in task %s on document %s and ended itself", seconds, *work)
+                _log.error(
+                    "the runner was stuck for %.0f s in task %s on document %s and ended itself",
+                    seconds,
+                    *work,
+                )
                 os._exit(EXIT_STOPPED)
             if not self._told and self._handler is not None:
                 self._told = True
@@ -102,7 +111,9 @@ class Whereabouts:
         """Runs in the main thread, so what it sees as current is what is interrupted."""
         if self._current is not None and time.monotonic() - self._since >= self._stall_seconds:
             raise DocumentFailed(
-                "stalled", f"this document kept the runner itself busy for {self._stall_seconds:.0f} s in one go (engine.stall_seconds)"
+                "stalled",
+                f"this document kept the runner itself busy for {self._stall_seconds:.0f} s in one go "
+                f"(engine.stall_seconds)",
             )
 
 

@@ -9,15 +9,18 @@ from pipeline.records import Document
 from pipeline.tasks import Task
 from pipeline.tasks.driver import WorkId
 
-# A work begun so often without an end may have taken the runner itself down each time: it goes last and alone.
+# A work begun so often without an end may have taken the runner itself down each time: it goes last and
+# alone.
 _OFTEN = 4
-# As much is tokenized before the worker is looked after again: about half a second's worth, or one document that is larger.
+# As much is tokenized before the worker is looked after again: about half a second's worth, or one document
+# that is larger.
 _GROUP_CHARACTERS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """One task's work on one document, to be done in this run. ``crashes`` counts workers that died of it or beside it.
+    """One task's work on one document, to be done in this run. ``crashes`` counts workers that died of it or
+    beside it.
 
     ``awaited`` tasks after this one are still to read the same document in this run.
     """
@@ -40,7 +43,9 @@ class Pending:
 
 
 def by_document(works: Sequence[Pending]) -> Iterator[Pending]:
-    """``works`` with those on one document side by side, in the order of the documents' first ones: what is read for one serves all."""
+    """``works`` with those on one document side by side, in the order of the documents' first ones: what is
+    read for one serves all.
+    """
     grouped: dict[str, list[Pending]] = {}
     for work in works:
         grouped.setdefault(work.document.key, []).append(work)
@@ -50,8 +55,8 @@ def by_document(works: Sequence[Pending]) -> Iterator[Pending]:
 
 
 def next_group(works: Iterator[Pending | None], size: int) -> tuple[list[Pending], bool]:
-    """At most ``size`` works, and whether that was all. Ends early after much text, and after each block of the source: neither
-    tokenizing nor reading on and on keeps the model waiting.
+    """At most ``size`` works, and whether that was all. Ends early after much text, and after each block of
+    the source: neither tokenizing nor reading on and on keeps the model waiting.
     """
     group: list[Pending] = []
     characters = 0

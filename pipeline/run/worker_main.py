@@ -1,9 +1,10 @@
-"""The process that holds the model: reads requests from standard input, works them off, writes what finished to standard output.
+"""The process that holds the model: reads requests from standard input, works them off, writes what finished
+to standard output.
 
-Its first message is the configuration: it imports its libraries and reads the tokenizer while the runner makes the plan, which is
-the second message and makes it load the weights. Requests follow. Started by ``pipeline.run.worker_process``; it ends when its input ends,
-so it never outlives the runner. Only messages go to the pipe: whatever libraries print is sent to standard error, which the runner
-keeps in a log.
+Its first message is the configuration: it imports its libraries and reads the tokenizer while the runner
+makes the plan, which is the second message and makes it load the weights. Requests follow. Started by
+``pipeline.run.worker_process``; it ends when its input ends, so it never outlives the runner. Only messages
+go to the pipe: whatever libraries print is sent to standard error, which the runner keeps in a log.
 """
 
 from __future__ import annotations
@@ -58,8 +59,11 @@ def main() -> None:
     outbox = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     inbox = _listen(sys.stdin.buffer)
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    say: Callable[[str], None] = lambda text: write_message(outbox, {"says": text})  # noqa: E731  # one line, used twice
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    # one line, used twice
+    say: Callable[[str], None] = lambda text: write_message(outbox, {"says": text})  # noqa: E731
     try:
         backend = open_backend(parse_config(inbox.get()["config"]))
         backend.tokenizer()
@@ -78,8 +82,9 @@ def main() -> None:
 
 
 def _serve(engine: Engine, backend: Backend, inbox: queue.Queue[dict[str, Any]], outbox: BinaryIO) -> None:
-    """Work off what comes until it is told that this was all. Each message of replies tells how long the model has waited for
-    requests since it was loaded, the most memory that was held, and now and then what became of persisted caches.
+    """Work off what comes until it is told that this was all. Each message of replies tells how long the
+    model has waited for requests since it was loaded, the most memory that was held, and now and then what
+    became of persisted caches.
     """
     told = time.monotonic()
     loaded, waited_seconds = time.monotonic(), 0.0
@@ -103,7 +108,9 @@ def _serve(engine: Engine, backend: Backend, inbox: queue.Queue[dict[str, Any]],
 
 
 def _listen(stream: BinaryIO) -> queue.Queue[dict[str, Any]]:
-    """A thread that reads messages while the model computes; the end of the stream ends the process at once."""
+    """A thread that reads messages while the model computes; the end of the stream ends the process at
+    once.
+    """
     inbox: queue.Queue[dict[str, Any]] = queue.Queue()
 
     def read() -> None:
@@ -123,7 +130,9 @@ def _die_with_parent() -> None:
 
 def _plan(packed: dict[str, Any]) -> Plan:
     streaming = packed["streaming"]
-    return Plan(**{**packed, "streaming": streaming and Streaming(**streaming), "reasons": tuple(packed["reasons"])})
+    return Plan(
+        **{**packed, "streaming": streaming and Streaming(**streaming), "reasons": tuple(packed["reasons"])}
+    )
 
 
 def pack_plan(plan: Plan) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""The one worker on duty: started ahead of time or when first needed, started again after a death, never two at a time."""
+"""The one worker on duty: started ahead of time or when first needed, started again after a death, never two
+at a time.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,12 @@ class Crew:
     """
 
     def __init__(
-        self, config: Config, directory: RunDirectory, say: Callable[[str], None], loaded: Callable[[Mapping[str, Any]], None]
-    ) -> None:  # fmt: skip
+        self,
+        config: Config,
+        directory: RunDirectory,
+        say: Callable[[str], None],
+        loaded: Callable[[Mapping[str, Any]], None],
+    ) -> None:
         self._config = config
         self._directory = directory
         self._say = say
@@ -43,9 +49,14 @@ class Crew:
         self.dismiss(at_once=True)
 
     def call(self) -> WorkerProcess:
-        """Start a worker if there is none. It imports its libraries beside us and waits for the plan. Raises WorkerDied."""
+        """Start a worker if there is none. It imports its libraries beside us and waits for the plan. Raises
+        WorkerDied.
+        """
         if self._worker is None:
-            self._worker, self._state = WorkerProcess(self._config, self._directory.path / "worker.log"), "called"
+            self._worker, self._state = (
+                WorkerProcess(self._config, self._directory.path / "worker.log"),
+                "called",
+            )
         return self._worker
 
     def worker(self, plan: Plan, wait_seconds: float) -> WorkerProcess | None:
@@ -67,7 +78,9 @@ class Crew:
             self.dismiss(at_once=True)
             self._failed_loads += 1
             if self._failed_loads == _LOAD_TRIES:
-                raise OvernightError(f"the model could not be loaded: {death} (in {self._directory.path})") from None
+                raise OvernightError(
+                    f"the model could not be loaded: {death} (in {self._directory.path})"
+                ) from None
             return None
         self._state, self._failed_loads = "loaded", 0
         self._note_loaded(worker.facts)
@@ -89,7 +102,9 @@ class Crew:
 
     @property
     def waiting(self) -> Mapping[str, float]:
-        """How long the models of dismissed workers were there (``seconds``), and how long of it they waited for work; empty without one."""
+        """How long the models of dismissed workers were there (``seconds``), and how long of it they waited
+        for work; empty without one.
+        """
         if not self._served_seconds:
             return {}
         return {"seconds": round(self._served_seconds, 3), "waited_seconds": round(self._waited_seconds, 3)}
@@ -107,7 +122,10 @@ class Crew:
             return
         self._waited_seconds += worker.waited_seconds
         self._served_seconds += worker.served_seconds
-        self._peak_bytes = (max(self._peak_bytes[0], worker.peak_bytes[0]), max(self._peak_bytes[1], worker.peak_bytes[1]))
+        self._peak_bytes = (
+            max(self._peak_bytes[0], worker.peak_bytes[0]),
+            max(self._peak_bytes[1], worker.peak_bytes[1]),
+        )
         if at_once or self._state != "loaded":
             worker.kill()
         else:
@@ -124,7 +142,11 @@ def added_up(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             known = total.get(name)
             if isinstance(value, Mapping):
                 total[name] = added_up([known or {}, value])
-            elif isinstance(value, int | float) and isinstance(known, int | float) and not name.endswith(("_per_second", "used_bytes")):
+            elif (
+                isinstance(value, int | float)
+                and isinstance(known, int | float)
+                and not name.endswith(("_per_second", "used_bytes"))
+            ):
                 total[name] = known + value
             else:
                 total[name] = value

@@ -26,10 +26,11 @@ _FINISH_SECONDS = 90  # for what is still to be written to the KV store
 
 
 class WorkerProcess:
-    """A worker in a process of its own session, so that neither Ctrl-C nor a crash of the model reaches the runner.
+    """A worker in a process of its own session, so that neither Ctrl-C nor a crash of the model reaches the
+    runner.
 
-    Of ``served_seconds`` since its model was loaded it has spent ``waited_seconds`` waiting for requests, as of its last replies;
-    ``peak_bytes`` is the most it has held by then, in RAM and on graphics cards.
+    Of ``served_seconds`` since its model was loaded it has spent ``waited_seconds`` waiting for requests, as
+    of its last replies; ``peak_bytes`` is the most it has held by then, in RAM and on graphics cards.
     """
 
     def __init__(self, config: Config, log: Path) -> None:
@@ -45,8 +46,12 @@ class WorkerProcess:
         with os.fdopen(os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600), "ab") as stderr:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "pipeline.run.worker_main"],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, start_new_session=True, env=_environment(config),
-            )  # fmt: skip
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                start_new_session=True,
+                env=_environment(config),
+            )
         threading.Thread(target=self._read, daemon=True).start()
         self._send({"config": config.model_dump(mode="json")})
 
@@ -72,7 +77,9 @@ class WorkerProcess:
         self._send({"plan": pack_plan(plan), "offload_folder": str(offload_folder)})
 
     def loaded(self, timeout_seconds: float, say: Callable[[str], None]) -> bool:
-        """Whether the model is loaded, after at most so long; ``say`` hears what happens. Raises WorkerDied, or what it refused with."""
+        """Whether the model is loaded, after at most so long; ``say`` hears what happens. Raises WorkerDied,
+        or what it refused with.
+        """
         message = self._next(timeout_seconds)
         if message is None:
             self._kill_if_silent()
@@ -105,7 +112,9 @@ class WorkerProcess:
     def collect(self, timeout_seconds: float) -> list[Generation]:
         """What finished since the last call, waiting at most so long for something.
 
-        Raises WorkerDied; a worker that owes answers and has been silent for ``stall_seconds`` is killed and counts as dead.
+        Raises WorkerDied; a worker that owes answers and has been silent for ``stall_seconds`` is killed and
+        counts as dead.
+
 
         """
         finished: list[Generation] = []
@@ -115,7 +124,9 @@ class WorkerProcess:
             self._started.update(message.get("started", ()))
             finished += [unpack_generation(packed) for packed in message.get("replies", ())]
             self.store_facts = message.get("store", self.store_facts)
-            self.waited_seconds, self.served_seconds = message.get("waiting", (self.waited_seconds, self.served_seconds))
+            self.waited_seconds, self.served_seconds = message.get(
+                "waiting", (self.waited_seconds, self.served_seconds)
+            )
             self.peak_bytes = tuple(message.get("peaks", self.peak_bytes))
             try:
                 message = self._next(0)
@@ -133,10 +144,15 @@ class WorkerProcess:
     def _kill_if_silent(self) -> None:
         if time.monotonic() - self._last_sign > self._stall_seconds:
             self.kill()
-            raise WorkerDied(f"the worker made no progress for {self._stall_seconds:.0f} s and was stopped (engine.stall_seconds)")
+            raise WorkerDied(
+                f"the worker made no progress for {self._stall_seconds:.0f} s and was stopped "
+                f"(engine.stall_seconds)"
+            )
 
     def close(self) -> None:
-        """End the worker, which must be idle: let it finish what it writes, close its input, and kill it if it lingers."""
+        """End the worker, which must be idle: let it finish what it writes, close its input, and kill it if
+        it lingers.
+        """
         with contextlib.suppress(WorkerDied):
             self._send({"finish": True})
             self._finish()
@@ -172,7 +188,11 @@ class WorkerProcess:
 
     def _next(self, timeout_seconds: float) -> dict[str, Any] | None:
         try:
-            message = self._messages.get(timeout=timeout_seconds) if timeout_seconds else self._messages.get_nowait()
+            message = (
+                self._messages.get(timeout=timeout_seconds)
+                if timeout_seconds
+                else self._messages.get_nowait()
+            )
         except queue.Empty:
             return None
         if message is None:
@@ -197,10 +217,12 @@ class WorkerProcess:
 
 
 def _environment(config: Config) -> dict[str, str]:
-    # With -P the worker never imports from the folder it is started in; where this program itself was found is told instead.
+    # With -P the worker never imports from the folder it is started in; where this program itself was found
+    # is told instead.
     places = (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))
     return {
-        "OMP_WAIT_POLICY": "PASSIVE",  # threads that spin while they wait slow each other down on a shared machine: 1.8 times under load
+        # threads that spin while they wait slow each other down on a shared machine: 1.8 times under load
+        "OMP_WAIT_POLICY": "PASSIVE",
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, places)),
         "OMP_NUM_THREADS": str(config.engine.threads or os.cpu_count() or 1),

@@ -1,7 +1,8 @@
 """Rows to documents: tolerant readers, ids, rejects.
 
-``read_source`` gives each row as a Document or a Reject, lazily, in a stable order. What is wrong with a row is the row's Reject;
-a file that breaks midway gives its good rows, then one Reject; only what cannot be read at all raises SourceError.
+``read_source`` gives each row as a Document or a Reject, lazily, in a stable order. What is wrong with a row
+is the row's Reject; a file that breaks midway gives its good rows, then one Reject; only what cannot be read
+at all raises SourceError.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ __all__ = ["read_source", "read_values", "source_files"]
 def read_source(config: SourceConfig, fields: Collection[str] = ()) -> Iterator[Document | Reject]:
     """Documents and rejects of a configured source; ``fields`` are the further columns that templates read.
 
-    Holds no more than a block, a record or (with ``group_by``) a group at a time. Closing the iterator early closes its files.
-    Raises SourceError.
+    Holds no more than a block, a record or (with ``group_by``) a group at a time. Closing the iterator early
+    closes its files. Raises SourceError.
     """
     want = wanted(config, fields)
     with closing(_read_paths(config, want)) as rows:
@@ -38,7 +39,9 @@ def read_source(config: SourceConfig, fields: Collection[str] = ()) -> Iterator[
 
 
 def read_values(config: SourceConfig) -> Iterator[tuple[str, FieldValue]]:
-    """Id and value of ``text_field``, whatever its type, of each row that has both; lists and objects as JSON text. Raises SourceError."""
+    """Id and value of ``text_field``, whatever its type, of each row that has both; lists and objects as JSON
+    text. Raises SourceError.
+    """
     want = wanted(config, ())
     with closing(_read_paths(config, want)) as rows:
         for row in rows:
@@ -51,13 +54,18 @@ def read_values(config: SourceConfig) -> Iterator[tuple[str, FieldValue]]:
 
 
 def source_files(config: SourceConfig) -> list[str]:
-    """The files that the source consists of: absolute local paths (links resolved) and URLs; none for the Hub. Raises SourceError."""
+    """The files that the source consists of: absolute local paths (links resolved) and URLs; none for the
+    Hub. Raises SourceError.
+    """
     names: list[str] = []
     for path in _paths(config):
         if _is_saved(path, config):
             names += sorted(str(inside) for inside in Path(path).resolve().rglob("*") if inside.is_file())
         elif not _is_hub(path, config):
-            names += [os.path.realpath(file.path) if file.filesystem is None else file.name for file in expand(path, config)]
+            names += [
+                os.path.realpath(file.path) if file.filesystem is None else file.name
+                for file in expand(path, config)
+            ]
     return list(dict.fromkeys(names))
 
 
@@ -100,7 +108,8 @@ def _read_file(file: SourceFile, config: SourceConfig, want: Wanted) -> Iterator
 
 
 def _reader(file: SourceFile, config: SourceConfig, want: Wanted) -> Iterator[Raw | Reject]:
-    # Imported where used: pyarrow and others take longer to import than the command line may take to show its help.
+    # Imported where used: pyarrow and others take longer to import than the command line may take to show its
+    # help.
     from pipeline.sources import json_file, jsonl, parquet, table, text
 
     if file.format == "jsonl":

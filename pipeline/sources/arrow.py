@@ -14,7 +14,9 @@ def table_rows(table: Any, columns: Sequence[str], name: str, first_row: int) ->
     present = [column for column in columns if column in table.schema.names]
     values = [_values(table.column(table.schema.get_field_index(column))) for column in present]
     for index in range(table.num_rows):
-        yield Raw(Origin(name, first_row + index), {column: values[at][index] for at, column in enumerate(present)})
+        yield Raw(
+            Origin(name, first_row + index), {column: values[at][index] for at, column in enumerate(present)}
+        )
 
 
 def _values(column: Any) -> list[object]:

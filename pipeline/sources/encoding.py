@@ -1,4 +1,6 @@
-"""Whether bytes are UTF-8, and if not, what they look like: sentences with a remedy. Nothing is ever decoded by a guess."""
+"""Whether bytes are UTF-8, and if not, what they look like: sentences with a remedy. Nothing is ever decoded
+by a guess.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ _JAPANESE = re.compile("[\u3000-\u30ff\u4e00-\u9fff\uff00-\uffef]")
 
 
 def wide_encoding(head: bytes) -> str | None:
-    """Name of the UTF-16 or UTF-32 flavour that ``head`` begins like, by its byte-order mark or its zero bytes; None for others."""
+    """Name of the UTF-16 or UTF-32 flavour that ``head`` begins like, by its byte-order mark or its zero
+    bytes; None for others.
+    """
     for mark, name in _BOMS:
         if head.startswith(mark):
             return name
@@ -38,16 +42,23 @@ def refuse_wide(name: str, encoding: str) -> str:
 
 
 def refuse_bytes(name: str, data: bytes, start: int, offset: int) -> str:
-    """The sentence for ``data`` whose byte at ``start`` is not UTF-8; ``offset`` is that byte's place in the file."""
+    """The sentence for ``data`` whose byte at ``start`` is not UTF-8; ``offset`` is that byte's place in the
+    file.
+    """
     sample = data[max(0, start - _SAMPLE_BYTES // 2) : start + _SAMPLE_BYTES // 2]
     looks, encoding = _guess(sample)
-    return f"not UTF-8: byte {offset} is 0x{data[start]:02x}; it looks like {looks}; {_remedy(name, encoding)}"
+    return (
+        f"not UTF-8: byte {offset} is 0x{data[start]:02x}; it looks like {looks}; {_remedy(name, encoding)}"
+    )
 
 
 def _remedy(name: str, encoding: str) -> str:
     drop = " -c" if encoding == "UTF-8" else ""
     plain = re.sub(r"\.(gz|zst)$", "", name.rsplit("/", 1)[-1])
-    return f"convert it first, for example: iconv{drop} -f {encoding} -t UTF-8 {shlex.quote(plain)} > {shlex.quote('utf8-' + plain)}"
+    return (
+        f"convert it first, for example: iconv{drop} -f {encoding} -t UTF-8 {shlex.quote(plain)} > "
+        f"{shlex.quote('utf8-' + plain)}"
+    )
 
 
 def _guess(sample: bytes) -> tuple[str, str]:
@@ -59,7 +70,9 @@ def _guess(sample: bytes) -> tuple[str, str]:
     if _is_japanese(sample):
         return "Shift-JIS", "SHIFT_JIS"
     runs = _HIGH_RUN.findall(sample)
-    if runs and sum(len(run) == 1 for run in runs) * 10 >= len(runs) * 7:  # accented letters stand alone among ASCII ones
+    if (
+        runs and sum(len(run) == 1 for run in runs) * 10 >= len(runs) * 7
+    ):  # accented letters stand alone among ASCII ones
         return "Latin-1 or Windows-1252", "WINDOWS-1252"
     return "an older encoding such as Latin-1, Windows-1251 or GBK", "WINDOWS-1252"
 

@@ -1,4 +1,6 @@
-"""Which files a configuration means: paths, folders, globs, lists and fsspec URLs, in a stable order, each with its format."""
+"""Which files a configuration means: paths, folders, globs, lists and fsspec URLs, in a stable order, each
+with its format.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +18,28 @@ from pipeline.errors import SourceError
 from pipeline.sources.rows import mend
 
 FORMATS = {
-    ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "json", ".parquet": "parquet",
-    ".csv": "csv", ".tsv": "tsv", ".txt": "text", ".md": "text",
-}  # fmt: skip
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".parquet": "parquet",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".txt": "text",
+    ".md": "text",
+}
 _COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
 _SAVED_MARKS = ({"state.json", "dataset_info.json"}, {"dataset_dict.json"})
-_KNOWN = "known are .jsonl, .ndjson, .json, .csv, .tsv, .txt and .md (each also with .gz or .zst) and .parquet"
+_KNOWN = (
+    "known are .jsonl, .ndjson, .json, .csv, .tsv, .txt and .md (each also with .gz or .zst) and .parquet"
+)
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file to read. ``name`` is how messages call it, ``relative`` its path below the folder or pattern that was given."""
+    """A file to read. ``name`` is how messages call it, ``relative`` its path below the folder or pattern
+    that was given.
+    """
 
     name: str
     path: str
@@ -38,13 +50,17 @@ class SourceFile:
 
     def open(self) -> IO[bytes]:
         """Open for reading bytes, without decompression."""
-        stream: IO[bytes] = self.filesystem.open(self.path, "rb") if self.filesystem else Path(self.path).open("rb")  # noqa: SIM115 - the caller closes it
+        if self.filesystem is None:
+            return Path(self.path).open("rb")
+        stream: IO[bytes] = self.filesystem.open(self.path, "rb")
         return stream
 
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A path that a configured one stands for; ``named`` where the user named the very file or chose the format for a pattern."""
+    """A path that a configured one stands for; ``named`` where the user named the very file or chose the
+    format for a pattern.
+    """
 
     path: str
     relative: str
@@ -69,7 +85,9 @@ def hub_name(path: str) -> str:
 
 def is_saved(path: str) -> bool:
     """Whether ``path`` is a local folder written by ``save_to_disk``."""
-    return "://" not in path and any(all((Path(path) / mark).is_file() for mark in marks) for marks in _SAVED_MARKS)
+    return "://" not in path and any(
+        all((Path(path) / mark).is_file() for mark in marks) for marks in _SAVED_MARKS
+    )
 
 
 def expand(path: str, config: SourceConfig) -> list[SourceFile]:
@@ -81,7 +99,9 @@ def expand(path: str, config: SourceConfig) -> list[SourceFile]:
         raise
     except Exception as error:  # remote filesystems raise their libraries' own classes
         said = f"{type(error).__name__}: {error}"
-        raise SourceError(f"cannot look up {path}: {said}; check the address, the network and your access") from error
+        raise SourceError(
+            f"cannot look up {path}: {said}; check the address, the network and your access"
+        ) from error
     if not found:
         hint = "check source.path (relative paths start at the current folder)"
         raise SourceError(f"nothing is at {path}: no file, folder with files or pattern matches it; {hint}")
@@ -100,12 +120,16 @@ def _filesystem(path: str) -> tuple[Any, str]:
     try:
         filesystem, place = fsspec.core.url_to_fs(path)
     except (ValueError, ImportError) as error:
-        raise SourceError(f"cannot read {path}: {error}; use a local path or install the filesystem for that protocol") from None
+        raise SourceError(
+            f"cannot read {path}: {error}; use a local path or install the filesystem for that protocol"
+        ) from None
     return filesystem, str(place)
 
 
 def _find(filesystem: Any, place: str, format_chosen: bool) -> Iterator[_Found]:
-    is_file, is_folder = (_is_file, _is_folder) if filesystem is None else (filesystem.isfile, filesystem.isdir)
+    is_file, is_folder = (
+        (_is_file, _is_folder) if filesystem is None else (filesystem.isfile, filesystem.isdir)
+    )
     if is_file(place):
         yield _Found(place, PurePosixPath(place).name, True)
     elif is_folder(place):
@@ -114,7 +138,9 @@ def _find(filesystem: Any, place: str, format_chosen: bool) -> Iterator[_Found]:
     elif glob.has_magic(place):
         # glob takes absolute patterns, which Path.glob refuses
         matched = glob.iglob(place, recursive=True) if filesystem is None else filesystem.glob(place)  # noqa: PTH207
-        yield from _visible(_fixed_folder(place), (path for path in matched if not is_folder(path)), named=format_chosen)
+        yield from _visible(
+            _fixed_folder(place), (path for path in matched if not is_folder(path)), named=format_chosen
+        )
 
 
 def _is_file(path: str) -> bool:
@@ -134,7 +160,9 @@ def _visible(root: str, paths: Iterator[str] | Sequence[str], *, named: bool) ->
 
 
 def _walk(folder: str, above: set[tuple[int, int]]) -> Iterator[str]:
-    """Files of a local folder and its subfolders; linked folders are followed, but not back into one that leads to them."""
+    """Files of a local folder and its subfolders; linked folders are followed, but not back into one that
+    leads to them.
+    """
     status = Path(folder).stat()
     if (status.st_dev, status.st_ino) in above:
         return
@@ -157,7 +185,9 @@ def _fixed_folder(pattern: str) -> str:
 
 
 def _classify(filesystem: Any, item: _Found, wanted: str) -> SourceFile | None:
-    """The file with its format, or None where the extension does not fit and the file was not named itself."""
+    """The file with its format, or None where the extension does not fit and the file was not named
+    itself.
+    """
     suffixes = [suffix.lower() for suffix in PurePosixPath(item.path).suffixes]
     compression = _COMPRESSIONS.get(suffixes[-1], "") if suffixes else ""
     known = FORMATS.get(suffixes[-2 if compression else -1], "") if len(suffixes) > bool(compression) else ""

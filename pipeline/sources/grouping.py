@@ -1,7 +1,8 @@
-"""Joins rows that share a field (retrieved chunks, pages) into one document. Rows of a group must be adjacent in the source.
+"""Joins rows that share a field (retrieved chunks, pages) into one document. Rows of a group must be adjacent
+in the source.
 
-A group that comes back later is not joined, for its document has been given out already: its rows are rejected. Only digests of
-finished groups are remembered.
+A group that comes back later is not joined, for its document has been given out already: its rows are
+rejected. Only digests of finished groups are remembered.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class _Member:
 
 
 def join_groups(rows: Iterable[Raw | Reject], want: Wanted, separator: str) -> Iterator[Document | Reject]:
-    """One document a group: id = the group's value, texts joined in order, fields and origin of the first row in that order.
+    """One document a group: id = the group's value, texts joined in order, fields and origin of the first row
+    in that order.
 
     A rejected row rejects only itself; the rest of its group is joined without it.
     """
@@ -67,7 +69,9 @@ def _read_member(raw: Raw, want: Wanted) -> tuple[str, _Member] | Reject:
     order = plain(raw.values.get(want.order)) if want.order is not None else None
     if want.order is not None and (order is None or isinstance(order, bool)):
         found = describe(raw.values[want.order]) if want.order in raw.values else "missing"
-        return reject(raw, f"the order field {want.order!r} of the group is {found}; it must be a number or a string")
+        return reject(
+            raw, f"the order field {want.order!r} of the group is {found}; it must be a number or a string"
+        )
     fields = read_fields(raw, want.fields)
     return fields if isinstance(fields, Reject) else (group, _Member(order, text, raw.origin, fields))
 
@@ -80,11 +84,15 @@ def _late(row: Raw, group: str, want: Wanted) -> Reject:
 def _document(name: str, members: list[_Member], separator: str) -> Document:
     numeric = all(_number(member.order) is not None for member in members)
     joined = sorted(members, key=lambda member: _place(member.order, numeric))
-    return Document(name, separator.join(member.text for member in joined), joined[0].origin, joined[0].fields)
+    return Document(
+        name, separator.join(member.text for member in joined), joined[0].origin, joined[0].fields
+    )
 
 
 def _place(order: FieldValue, numeric: bool) -> _Place:
-    """Sorts by number where all members have one ("10" after "9" in CSV too), else as text; equal ones stay as they came."""
+    """Sorts by number where all members have one ("10" after "9" in CSV too), else as text; equal ones stay
+    as they came.
+    """
     number = _number(order) if numeric else None
     return (0, number, "") if number is not None else (1, 0.0, "" if order is None else str(order))
 

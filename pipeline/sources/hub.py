@@ -1,4 +1,6 @@
-"""Datasets of the Hub, streamed, and folders written by ``save_to_disk``: both by the ``datasets`` library, needed columns only."""
+"""Datasets of the Hub, streamed, and folders written by ``save_to_disk``: both by the ``datasets`` library,
+needed columns only.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from pipeline.sources.rows import Raw, Wanted
 
 _BATCH_ROWS = 64
 _REMEDY = (
-    "check the name, source.subset, source.split and source.revision, the network (HF_HUB_OFFLINE must not be set for what is not "
+    "check the name, source.subset, source.split and source.revision, the network (HF_HUB_OFFLINE must "
+    "not be set for what is not "
     "cached), and for gated data the login (HF_TOKEN)"
 )
 
@@ -26,18 +29,25 @@ def read_hub(path: str, config: SourceConfig, want: Wanted) -> Iterator[Raw]:
     """Rows of a Hub dataset. Raises SourceError when it cannot be reached, at the start or later."""
     name = hub_name(path)
     if Path(name).exists():
-        raise SourceError(f"{path}: a local folder {name} hides that dataset; write source.path: ./{name} for the folder, or run elsewhere")
+        raise SourceError(
+            f"{path}: a local folder {name} hides that dataset; write source.path: ./{name} for the "
+            f"folder, or run elsewhere"
+        )
     import datasets  # takes a second to import: only where it is used
 
     try:
-        dataset = datasets.load_dataset(name, config.subset, split=config.split, revision=config.revision, streaming=True)
+        dataset = datasets.load_dataset(
+            name, config.subset, split=config.split, revision=config.revision, streaming=True
+        )
     except Exception as error:  # noqa: BLE001 - the library and its transports raise many classes
         raise SourceError(f"cannot open the Hub dataset {name!r}: {_one_line(error)}; {_REMEDY}") from None
     yield from stream_rows(dataset, path, want)
 
 
 def stream_rows(dataset: Any, name: str, want: Wanted) -> Iterator[Raw]:
-    """Rows of a streaming dataset, the others of its columns neither decoded nor passed on. Raises SourceError when the stream breaks."""
+    """Rows of a streaming dataset, the others of its columns neither decoded nor passed on. Raises
+    SourceError when the stream breaks.
+    """
     known = dataset.column_names
     if known is not None:
         dataset = dataset.select_columns(_present(known, want, name))
@@ -57,8 +67,9 @@ def stream_rows(dataset: Any, name: str, want: Wanted) -> Iterator[Raw]:
 class _Stream:
     """An open streaming dataset that can be closed before the interpreter goes down.
 
-    Arrow's reading threads hang in reference cycles of the library; left alive, they abort the process at its exit (seen in
-    4 of 10 partial reads with datasets 5.2.0 and pyarrow 26), so closing collects the cycles at once.
+    Arrow's reading threads hang in reference cycles of the library; left alive, they abort the process at its
+    exit (seen in 4 of 10 partial reads with datasets 5.2.0 and pyarrow 26), so closing collects the cycles at
+    once.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -70,7 +81,9 @@ class _Stream:
             return next(self._rows, None)
         except Exception as error:  # noqa: BLE001 - the library and its transports raise many classes
             remedy = "what was read is not lost, so check the network and run the same command again"
-            raise SourceError(f"reading {name} broke after {number} rows: {_one_line(error)}; {remedy}") from None
+            raise SourceError(
+                f"reading {name} broke after {number} rows: {_one_line(error)}; {remedy}"
+            ) from None
 
     def close(self) -> None:
         """Close, once."""
@@ -87,11 +100,15 @@ def read_saved(path: str, config: SourceConfig, want: Wanted) -> Iterator[Raw]:
     try:
         dataset: Any = datasets.load_from_disk(path)
     except Exception as error:  # noqa: BLE001 - as above
-        raise SourceError(f"cannot read the saved dataset {path}: {_one_line(error)}; save it again with save_to_disk") from None
+        raise SourceError(
+            f"cannot read the saved dataset {path}: {_one_line(error)}; save it again with save_to_disk"
+        ) from None
     if isinstance(dataset, dict):
         if config.split not in dataset:
             splits = ", ".join(map(str, dataset))
-            raise SourceError(f"the saved dataset {path} has no split {config.split!r} (splits: {splits}); set source.split")
+            raise SourceError(
+                f"the saved dataset {path} has no split {config.split!r} (splits: {splits}); set source.split"
+            )
         dataset = dataset[config.split]
     columns = _present(dataset.column_names, want, path)
     first_row = 1
@@ -104,7 +121,9 @@ def _present(known: list[str], want: Wanted, name: str) -> list[str]:
     missing = next((column for column in want.required if column not in known), None)
     if missing is not None:
         shown = ", ".join(repr(column) for column in known[:20])
-        raise SourceError(f"{name} has no column {missing!r} (columns: {shown}); set source.id_field and source.text_field")
+        raise SourceError(
+            f"{name} has no column {missing!r} (columns: {shown}); set source.id_field and source.text_field"
+        )
     return [column for column in want.columns if column in known]
 
 

@@ -1,4 +1,5 @@
-"""A .json file: a list of objects, one object, an object that holds the list (``records_field``), or, misnamed, JSON lines.
+"""A .json file: a list of objects, one object, an object that holds the list (``records_field``), or,
+misnamed, JSON lines.
 
 Records of a list are cut out one by one, so memory stays flat and a bad record costs only itself.
 """
@@ -18,7 +19,9 @@ from pipeline.sources.streams import RECORD_LIMIT_BYTES, Damaged, read_lines, re
 
 
 def read(file: SourceFile, want: Wanted, records_field: str | None = None) -> Iterator[Raw | Reject]:
-    """Rows of ``file``. Raises Damaged where it breaks, after the rows before; SourceError when ``records_field`` leads to no list."""
+    """Rows of ``file``. Raises Damaged where it breaks, after the rows before; SourceError when
+    ``records_field`` leads to no list.
+    """
     with closing(read_text_blocks(file)) as blocks:
         scanner = Scanner(blocks)
         first = scanner.peek()
@@ -40,7 +43,9 @@ def read(file: SourceFile, want: Wanted, records_field: str | None = None) -> It
 
 
 def _elements(scanner: Scanner, name: str, want: Wanted) -> Iterator[Raw | Reject]:
-    """The elements of the list that begins here, its closing bracket passed over. Raises Damaged when it has none."""
+    """The elements of the list that begins here, its closing bracket passed over. Raises Damaged when it has
+    none.
+    """
     scanner.skip()
     end = scanner.peek()
     while end != b"]":
@@ -60,7 +65,9 @@ def _elements(scanner: Scanner, name: str, want: Wanted) -> Iterator[Raw | Rejec
 
 
 def _named_list(scanner: Scanner, name: str, want: Wanted, records_field: str) -> Iterator[Raw | Reject]:
-    """The list under ``records_field`` of the object that begins here; what follows it in the object is not read."""
+    """The list under ``records_field`` of the object that begins here; what follows it in the object is not
+    read.
+    """
     seen: list[str] = []
     scanner.skip()
     while scanner.peek() == b'"' and (key := scanner.key()) is not None:
@@ -73,18 +80,28 @@ def _named_list(scanner: Scanner, name: str, want: Wanted, records_field: str) -
                 raise _broken(scanner, "")
             return
         if key == records_field and first:
-            raise SourceError(f"{name}: {records_field!r} holds no list of records; set source.records_field to the key that does")
+            raise SourceError(
+                f"{name}: {records_field!r} holds no list of records; set source.records_field to the key "
+                f"that does"
+            )
         scanner.value(keep=False)
         if scanner.peek() == b",":
             scanner.skip()
     if scanner.peek() != b"}":
-        raise _broken(scanner, f"the file breaks before the records under {records_field!r}: it is truncated or not valid JSON")
+        raise _broken(
+            scanner,
+            f"the file breaks before the records under {records_field!r}: it is truncated or not valid JSON",
+        )
     shown = ", ".join(repr(key[:60]) for key in seen[:20]) or "none"
-    raise SourceError(f"{name} has no key {records_field!r} at its top level (keys: {shown}); correct source.records_field")
+    raise SourceError(
+        f"{name} has no key {records_field!r} at its top level (keys: {shown}); correct source.records_field"
+    )
 
 
 def _is_lines(file: SourceFile, scanner: Scanner, start: Slice, want: Wanted) -> bool:
-    """Whether a file that begins with the object ``start`` is JSON lines: a line that is an object by itself, and more after it."""
+    """Whether a file that begins with the object ``start`` is JSON lines: a line that is an object by itself,
+    and more after it.
+    """
     if isinstance(_row(start, file.name, want), Raw):
         return scanner.line == start.line and scanner.peek() != b"" and scanner.line > start.line
     try:  # the first line may be broken
@@ -103,7 +120,9 @@ def _objects(scanner: Scanner, start: Slice, name: str, want: Wanted) -> Iterato
         if piece.whole or isinstance(row, Raw):
             yield row
         if not piece.whole:
-            raise _broken(scanner, "the file ends inside an object: it is truncated, or a quote or bracket is missing")
+            raise _broken(
+                scanner, "the file ends inside an object: it is truncated, or a quote or bracket is missing"
+            )
         following = scanner.peek()
         if following != b"{" or isinstance(row, Reject):
             _refuse_more(scanner)
@@ -114,14 +133,22 @@ def _objects(scanner: Scanner, start: Slice, name: str, want: Wanted) -> Iterato
 def _row(piece: Slice, name: str, want: Wanted) -> Raw | Reject:
     origin = Origin(name, piece.line, piece.offset)
     if piece.dropped:
-        return Reject(origin, f"the record is longer than {RECORD_LIMIT_BYTES >> 20} MiB; split the document", excerpt(piece.data))
+        return Reject(
+            origin,
+            f"the record is longer than {RECORD_LIMIT_BYTES >> 20} MiB; split the document",
+            excerpt(piece.data),
+        )
     return jsonl.parse_object(piece.data, origin, want, piece.offset)
 
 
 def _refuse_more(scanner: Scanner) -> None:
     """Raises Damaged unless only blanks are left."""
     if scanner.peek() or scanner.fault:
-        raise _broken(scanner, "something follows the end of the records and was not read; a .json file holds one list or one object")
+        raise _broken(
+            scanner,
+            "something follows the end of the records and was not read; a .json file holds one list or "
+            "one object",
+        )
 
 
 def _broken(scanner: Scanner, reason: str) -> Damaged:

@@ -1,7 +1,8 @@
 """Cuts JSON bytes into values without parsing them: finds where each ends, holds no more than one of them.
 
-Works on bytes, because all structure of JSON is ASCII, so a value with broken encoding still has an end. A misplaced quote can
-make it cut wrongly; what it cuts is then no valid JSON, because quotes inside strings are escaped.
+Works on bytes, because all structure of JSON is ASCII, so a value with broken encoding still has an end. A
+misplaced quote can make it cut wrongly; what it cuts is then no valid JSON, because quotes inside strings are
+escaped.
 """
 
 from __future__ import annotations
@@ -127,12 +128,16 @@ class _State:
         self._depth, self._in_string, self._alone = 0, False, alone
 
     def advance(self, buffer: bytearray, at: int) -> tuple[int, bool]:
-        """Go on from ``at``; returns where the value ends, or how far it has been seen, and whether it ended."""
+        """Go on from ``at``; returns where the value ends, or how far it has been seen, and whether it
+        ended.
+        """
         while True:
             if self._in_string:
                 match = _INSIDE_STRING.match(buffer, at)
                 at = match.end() if match else at
-                if at >= len(buffer) or buffer[at] != 0x22:  # the end, or a backslash whose second byte is still to come
+                if (
+                    at >= len(buffer) or buffer[at] != 0x22
+                ):  # the end, or a backslash whose second byte is still to come
                     return at, False
                 self._in_string, at = False, at + 1
             found = _STRUCTURE.search(buffer, at)

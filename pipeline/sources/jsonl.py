@@ -22,7 +22,9 @@ def read(file: SourceFile, want: Wanted) -> Iterator[Raw | Reject]:
     with closing(read_text_blocks(file)) as blocks:
         for line in read_lines(blocks):
             row = parse_line(line, file.name, want)
-            if row is not None and (line.whole or isinstance(row, Raw)):  # the torn end is told of once, by the file's reject
+            if row is not None and (
+                line.whole or isinstance(row, Raw)
+            ):  # the torn end is told of once, by the file's reject
                 yield row
 
 
@@ -30,7 +32,11 @@ def parse_line(line: Line, name: str, want: Wanted) -> Raw | Reject | None:
     """One line as a row; None for a blank one."""
     origin = Origin(name, line.number, line.offset)
     if line.too_long:
-        return Reject(origin, f"the line is longer than {RECORD_LIMIT_BYTES >> 20} MiB; split the document", excerpt(line.data))
+        return Reject(
+            origin,
+            f"the line is longer than {RECORD_LIMIT_BYTES >> 20} MiB; split the document",
+            excerpt(line.data),
+        )
     data = line.data.strip(_BLANKS)
     return parse_object(data, origin, want, line.offset + line.data.find(data[:1])) if data else None
 
@@ -40,23 +46,37 @@ def parse_object(data: bytes, origin: Origin, want: Wanted, offset: int) -> Raw 
     try:
         value = load_json(data)
     except UnicodeDecodeError as error:
-        return Reject(origin, refuse_bytes(origin.file, data, error.start, offset + error.start), excerpt(data))
+        return Reject(
+            origin, refuse_bytes(origin.file, data, error.start, offset + error.start), excerpt(data)
+        )
     except json.JSONDecodeError as error:
-        return Reject(origin, mend(f"not valid JSON ({error.msg}: character {error.pos + 1} of the record)"), excerpt(data))
+        return Reject(
+            origin,
+            mend(f"not valid JSON ({error.msg}: character {error.pos + 1} of the record)"),
+            excerpt(data),
+        )
     except RecursionError:
         return Reject(origin, "the JSON is nested too deeply to be read; flatten it", excerpt(data))
     if not isinstance(value, dict):
-        return Reject(origin, f"the record is {describe(value)}; it must be a JSON object with an id and a text", excerpt(data))
+        return Reject(
+            origin,
+            f"the record is {describe(value)}; it must be a JSON object with an id and a text",
+            excerpt(data),
+        )
     return Raw(origin, {name: value[name] for name in want.columns if name in value}, data[:_SHOWN_BYTES])
 
 
 def load_json(data: bytes) -> object:
-    """JSON in UTF-8; NaN and integers of any length are accepted. Raises UnicodeDecodeError, JSONDecodeError, RecursionError."""
+    """JSON in UTF-8; NaN and integers of any length are accepted. Raises UnicodeDecodeError, JSONDecodeError,
+    RecursionError.
+    """
     return _DECODER.decode(data.decode("utf-8"))
 
 
 def _integer(digits: str) -> int | decimal.Decimal:
-    """Python refuses to turn very long digit strings into int; such a number in some column must not cost the row."""
+    """Python refuses to turn very long digit strings into int; such a number in some column must not cost the
+    row.
+    """
     try:
         return int(digits)
     except ValueError:

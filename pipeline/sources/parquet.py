@@ -16,7 +16,9 @@ _BUFFER_BYTES = 1 << 20
 
 
 def read(file: SourceFile, want: Wanted) -> Iterator[Raw | Reject]:
-    """Rows of ``file``. Raises Damaged where it cannot be opened or lacks a needed column; a damaged row group is one Reject."""
+    """Rows of ``file``. Raises Damaged where it cannot be opened or lacks a needed column; a damaged row
+    group is one Reject.
+    """
     try:
         stream = file.open()
     except Exception as error:  # remote filesystems raise their libraries' own classes
@@ -40,7 +42,10 @@ def _open(stream: Any) -> Any:
         return pq.ParquetFile(stream, pre_buffer=False, buffer_size=_BUFFER_BYTES)
     except Exception as error:  # noqa: BLE001 - pyarrow and remote filesystems raise many classes
         said = " ".join(str(error).split())[:300]
-        raise Damaged(f"not a readable Parquet file: {said}; without its end (truncated) no row can be found, so write it again") from None
+        raise Damaged(
+            f"not a readable Parquet file: {said}; without its end (truncated) no row can be found, so "
+            f"write it again"
+        ) from None
 
 
 def _columns(parquet: Any, want: Wanted) -> list[str]:
@@ -48,15 +53,22 @@ def _columns(parquet: Any, want: Wanted) -> list[str]:
     missing = next((name for name in want.required if name not in names), None)
     if missing is not None:
         shown = ", ".join(repr(name[:40]) for name in names[:20])
-        raise Damaged(f"the file has no column {missing!r} (columns: {shown}); set source.id_field and source.text_field")
+        raise Damaged(
+            f"the file has no column {missing!r} (columns: {shown}); set source.id_field and "
+            f"source.text_field"
+        )
     repeated = next((name for name in want.columns if names.count(name) > 1), None)
     if repeated is not None:
         raise Damaged(f"the file has more than one column {repeated!r}; rename all but one")
     return [name for name in want.columns if name in names]
 
 
-def _group_rows(parquet: Any, group: int, columns: list[str], name: str, first_row: int) -> Iterator[Raw | Reject]:
-    """Rows of one row group. After an error the group is read again row by row, to give all rows before the damage."""
+def _group_rows(
+    parquet: Any, group: int, columns: list[str], name: str, first_row: int
+) -> Iterator[Raw | Reject]:
+    """Rows of one row group. After an error the group is read again row by row, to give all rows before the
+    damage.
+    """
     done = 0
     try:
         for batch in _batches(parquet, group, columns, _BATCH_ROWS):
@@ -74,7 +86,10 @@ def _group_rows(parquet: Any, group: int, columns: list[str], name: str, first_r
                 done += 1
     except _ReadError as error:
         last = first_row + parquet.metadata.row_group(group).num_rows - 1
-        yield Reject(Origin(name, first_row + done), f"rows {first_row + done} to {last} of the file cannot be read: {error}")
+        yield Reject(
+            Origin(name, first_row + done),
+            f"rows {first_row + done} to {last} of the file cannot be read: {error}",
+        )
 
 
 class _ReadError(Exception):
@@ -82,9 +97,13 @@ class _ReadError(Exception):
 
 
 def _batches(parquet: Any, group: int, columns: list[str], batch_rows: int) -> Iterator[Any]:
-    """Batches of a row group; whatever pyarrow raises becomes _ReadError, so that errors of the reader's consumer stay what they are."""
+    """Batches of a row group; whatever pyarrow raises becomes _ReadError, so that errors of the reader's
+    consumer stay what they are.
+    """
     try:
-        yield from parquet.iter_batches(batch_size=batch_rows, row_groups=[group], columns=columns, use_threads=False)
+        yield from parquet.iter_batches(
+            batch_size=batch_rows, row_groups=[group], columns=columns, use_threads=False
+        )
     except GeneratorExit:
         raise
     except Exception as error:  # noqa: BLE001 - as above

@@ -1,7 +1,8 @@
-r"""The policy for one row: what is an id, what is a text, what becomes of other fields; a Document or a Reject with its reason.
+r"""The policy for one row: what is an id, what is a text, what becomes of other fields; a Document or a
+Reject with its reason.
 
-Lone surrogates (``\ud800`` escapes in JSON, undecodable file names) become U+FFFD here, in ids, texts and fields, so that
-whatever is encoded later as UTF-8 can be.
+Lone surrogates (``\ud800`` escapes in JSON, undecodable file names) become U+FFFD here, in ids, texts and
+fields, so that whatever is encoded later as UTF-8 can be.
 """
 
 from __future__ import annotations
@@ -23,21 +24,32 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 _SHORT = reprlib.Repr()
 _SHORT.maxstring, _SHORT.maxother, _SHORT.maxdict, _SHORT.maxlist, _SHORT.maxlevel = 80, 80, 8, 4, 3
 _WORDS = (
-    (bool, "a boolean"), (int, "a number"), (float, "a number"), (decimal.Decimal, "a number"), (str, "a string"),
-    (list, "a list"), (dict, "an object"), (bytes, "bytes"), (datetime.date, "a date"),
-)  # fmt: skip
+    (bool, "a boolean"),
+    (int, "a number"),
+    (float, "a number"),
+    (decimal.Decimal, "a number"),
+    (str, "a string"),
+    (list, "a list"),
+    (dict, "an object"),
+    (bytes, "bytes"),
+    (datetime.date, "a date"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """Stands for a value that its file format could not give; the row that needs it is rejected with ``reason``."""
+    """Stands for a value that its file format could not give; the row that needs it is rejected with
+    ``reason``.
+    """
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Raw:
-    """A row as its reader found it. ``shown`` is its beginning where that is known as bytes; ``identity`` replaces the id field."""
+    """A row as its reader found it. ``shown`` is its beginning where that is known as bytes; ``identity``
+    replaces the id field.
+    """
 
     origin: Origin
     values: Mapping[str, object]
@@ -47,7 +59,9 @@ class Raw:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The columns to read, by their use. With ``group`` the id field is not read: the group's value is the id."""
+    """The columns to read, by their use. With ``group`` the id field is not read: the group's value is the
+    id.
+    """
 
     id: str
     text: str
@@ -69,7 +83,12 @@ def wanted(config: SourceConfig, fields: Collection[str]) -> Wanted:
     """What the configuration and the templates' ``fields`` need of each row."""
     group = config.group_by
     further = tuple(sorted(fields))
-    return Wanted(group.field if group else config.id_field, config.text_field, further, group.order_by if group else None)
+    return Wanted(
+        group.field if group else config.id_field,
+        config.text_field,
+        further,
+        group.order_by if group else None,
+    )
 
 
 def to_document(raw: Raw, want: Wanted) -> Document | Reject:
@@ -94,7 +113,10 @@ def read_id(raw: Raw, name: str) -> str | Reject:
     if isinstance(value, decimal.Decimal) and value.is_finite() and value.as_tuple().exponent == 0:
         return str(value)  # an integer column too wide for 64 bits
     if name not in raw.values:
-        reason = f"the id field {name!r} is missing; a row number alone is never an identity, so add ids or set source.id_field"
+        reason = (
+            f"the id field {name!r} is missing; a row number alone is never an identity, so add ids "
+            f"or set source.id_field"
+        )
         return reject(raw, reason)
     if value == "" and isinstance(value, str):
         return reject(raw, f"the id field {name!r} is empty; give every row an id")
@@ -112,7 +134,9 @@ def read_text(raw: Raw, name: str) -> str | Reject:
 
 
 def read_fields(raw: Raw, names: Collection[str]) -> dict[str, FieldValue] | Reject:
-    """Plain values of those further fields that the row has; one that is absent is not the same as one that is null."""
+    """Plain values of those further fields that the row has; one that is absent is not the same as one that
+    is null.
+    """
     fields: dict[str, FieldValue] = {}
     for name in names:
         if name not in raw.values:
@@ -125,7 +149,9 @@ def read_fields(raw: Raw, names: Collection[str]) -> dict[str, FieldValue] | Rej
 
 
 def plain(value: object) -> FieldValue:
-    """Scalars as they are, NaN as null, dates in ISO format, lists and objects as JSON text, the rest as text."""
+    """Scalars as they are, NaN as null, dates in ISO format, lists and objects as JSON text, the rest as
+    text.
+    """
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
@@ -160,7 +186,9 @@ def describe(value: object) -> str:
         return f"unreadable ({value.reason})"
     if value is None:
         return "null"
-    return next((words for kind, words in _WORDS if isinstance(value, kind)), f"of type {type(value).__name__}")
+    return next(
+        (words for kind, words in _WORDS if isinstance(value, kind)), f"of type {type(value).__name__}"
+    )
 
 
 def reject(raw: Raw, reason: str) -> Reject:

@@ -1,4 +1,6 @@
-"""Bytes of a file: opened, decompressed as far as they are sound, and cut into lines; flat in memory, linear in time."""
+"""Bytes of a file: opened, decompressed as far as they are sound, and cut into lines; flat in memory, linear
+in time.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class Damaged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line with its terminator. ``whole`` is False where the file broke inside it, ``too_long`` where only its head is kept."""
+    """A line with its terminator. ``whole`` is False where the file broke inside it, ``too_long`` where only
+    its head is kept.
+    """
 
     number: int
     offset: int
@@ -43,14 +47,18 @@ class Line:
 
 
 def read_blocks(file: SourceFile) -> Generator[bytes, None, None]:
-    """Decompressed blocks. Raises Damaged where the file cannot be opened, read or decompressed any further."""
+    """Decompressed blocks. Raises Damaged where the file cannot be opened, read or decompressed any
+    further.
+    """
     raw = _read_raw(file)
     with closing(raw):
         yield from _UNPACK[file.compression](raw)
 
 
 def read_text_blocks(file: SourceFile) -> Generator[bytes, None, None]:
-    """Blocks of what may be UTF-8, its byte-order mark left in place. Raises Damaged for UTF-16 and UTF-32."""
+    """Blocks of what may be UTF-8, its byte-order mark left in place. Raises Damaged for UTF-16 and
+    UTF-32.
+    """
     head = b""
     with closing(read_blocks(file)) as blocks:
         for block in blocks:
@@ -65,10 +73,14 @@ def read_text_blocks(file: SourceFile) -> Generator[bytes, None, None]:
         yield from blocks
 
 
-def read_lines(blocks: Iterator[bytes], *, any_newline: bool = False, limit_bytes: int = RECORD_LIMIT_BYTES) -> Iterator[Line]:
-    r"""Lines ended by ``\n`` (with ``any_newline`` also by ``\r\n`` and ``\r``); the UTF-8 mark at the start is left out.
+def read_lines(
+    blocks: Iterator[bytes], *, any_newline: bool = False, limit_bytes: int = RECORD_LIMIT_BYTES
+) -> Iterator[Line]:
+    r"""Lines ended by ``\n`` (with ``any_newline`` also by ``\r\n`` and ``\r``); the UTF-8 mark at the start
+    is left out.
 
-    Damaged from below passes through with the line and offset of the place, after the piece of a line before it (``whole=False``).
+    Damaged from below passes through with the line and offset of the place, after the piece of a line before
+    it (``whole=False``).
     """
     cutter = _Cutter(limit_bytes)
     pattern = _ANY_NEWLINE if any_newline else _NEWLINE
@@ -87,7 +99,9 @@ def read_lines(blocks: Iterator[bytes], *, any_newline: bool = False, limit_byte
 
 
 class _Cutter:
-    """Collects pieces of a line until its end; ``number`` and ``offset`` are those of the line being collected."""
+    """Collects pieces of a line until its end; ``number`` and ``offset`` are those of the line being
+    collected.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self.number, self.offset = 1, 0
@@ -169,7 +183,9 @@ def _gunzip(raw: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _salvage(member: zlib._Decompress, block: bytes) -> Iterator[bytes]:
-    """What ``block`` unpacks to before its fault; zlib keeps nothing of a call that fails, so it gets single bytes."""
+    """What ``block`` unpacks to before its fault; zlib keeps nothing of a call that fails, so it gets single
+    bytes.
+    """
     try:
         for index in range(len(block)):
             if data := member.decompress(block[index : index + 1]):

@@ -1,8 +1,9 @@
-"""CSV and TSV: strict about what could shift a column or swallow rows, so that no document is made of misread cells.
+"""CSV and TSV: strict about what could shift a column or swallow rows, so that no document is made of misread
+cells.
 
-A row is rejected when its bytes are not UTF-8, its cells are not as many as the header's, or its quoting is broken. After broken
-quoting the following lines may be rows or the rest of a cell: they are rejected too, one by one, until one shows by its own
-quoted cells (or by the balance of quotes) that it begins a row.
+A row is rejected when its bytes are not UTF-8, its cells are not as many as the header's, or its quoting is
+broken. After broken quoting the following lines may be rows or the rest of a cell: they are rejected too, one
+by one, until one shows by its own quoted cells (or by the balance of quotes) that it begins a row.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ from pipeline.sources.streams import RECORD_LIMIT_BYTES, Damaged, Line, read_lin
 _DELIMITERS = {"csv": ",;|\t", "tsv": "\t"}
 _UNDECODED = re.compile("[\udc80-\udcff]")  # what "surrogateescape" makes of bytes that are not UTF-8
 _DOUBT = "follows a row with broken quoting and may be a part of its text; mend the quotes of that row"
-csv.field_size_limit(RECORD_LIMIT_BYTES)  # of the whole process; the default refuses cells of more than 131,072 characters
+# of the whole process; the default refuses cells of more than 131,072 characters
+csv.field_size_limit(RECORD_LIMIT_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """Cells of a row and the lines it was read from; ``fault`` in place of cells where they cannot be told."""
+    """Cells of a row and the lines it was read from; ``fault`` in place of cells where they cannot be
+    told.
+    """
 
     cells: list[str]
     lines: list[Line]
@@ -40,7 +44,9 @@ class _Row:
 
 
 def read(file: SourceFile, want: Wanted) -> Iterator[Raw | Reject]:
-    """Rows of ``file``. Raises Damaged where it breaks, after the rows before, or when its header lacks a needed column."""
+    """Rows of ``file``. Raises Damaged where it breaks, after the rows before, or when its header lacks a
+    needed column.
+    """
     with closing(read_text_blocks(file)) as blocks:
         source = _Source(read_lines(blocks, any_newline=True))
         header = _read_header(source, file, want)
@@ -61,7 +67,9 @@ class _Source:
         self._returned: deque[Line] = deque()
 
     def line(self) -> Line | None:
-        """The next line; None at the end. A torn last line is not given out, as its last cell may be cut. Raises Damaged."""
+        """The next line; None at the end. A torn last line is not given out, as its last cell may be cut.
+        Raises Damaged.
+        """
         if self._returned:
             return self._returned.popleft()
         line = next(self._lines, None)
@@ -72,7 +80,8 @@ class _Source:
         self._returned.extendleft(reversed(lines))
 
     def row(self, delimiter: str) -> _Row | None:
-        """The next row that is not blank; None at the end. Of a row with broken quoting only the first line is taken.
+        """The next row that is not blank; None at the end. Of a row with broken quoting only the first line
+        is taken.
 
         Raises Damaged, with the place of the row, where the file breaks inside one.
         """
@@ -89,7 +98,9 @@ class _Source:
             if cells is None:
                 return None
             if cells:
-                return _Row(cells, taken, "a line of it is too long" if any(line.too_long for line in taken) else "")
+                return _Row(
+                    cells, taken, "a line of it is too long" if any(line.too_long for line in taken) else ""
+                )
 
     def _decoded(self, taken: list[Line]) -> Iterator[str]:
         size_bytes = 0
@@ -102,7 +113,9 @@ class _Source:
 
 
 def _read_header(source: _Source, file: SourceFile, want: Wanted) -> tuple[list[str], str] | None:
-    """Names of the columns and the delimiter: the first of those usual for the format by which the needed columns are found."""
+    """Names of the columns and the delimiter: the first of those usual for the format by which the needed
+    columns are found.
+    """
     found: dict[str, _Row] = {}
     for delimiter in _DELIMITERS[file.format]:
         row = source.row(delimiter)
@@ -119,16 +132,22 @@ def _read_header(source: _Source, file: SourceFile, want: Wanted) -> tuple[list[
     shown = ", ".join(repr(cell[:40]) for cell in row.cells[:20]) or f"none, {row.fault}"
     line = row.lines[0]
     raise Damaged(
-        f"the header has no column {missing!r} (columns: {shown}); set source.id_field and source.text_field, or add a header",
-        line.number, line.offset,
-    )  # fmt: skip
+        f"the header has no column {missing!r} (columns: {shown}); set source.id_field and "
+        f"source.text_field, or add a header",
+        line.number,
+        line.offset,
+    )
 
 
 def _refuse_repeated(header: _Row, want: Wanted) -> None:
     repeated = next((name for name in want.columns if header.cells.count(name) > 1), None)
     if repeated is not None:
         line = header.lines[0]
-        raise Damaged(f"the header names the column {repeated!r} more than once; rename all but one", line.number, line.offset)
+        raise Damaged(
+            f"the header names the column {repeated!r} more than once; rename all but one",
+            line.number,
+            line.offset,
+        )
 
 
 def _refuse_undecoded(row: _Row, name: str) -> None:
@@ -150,7 +169,10 @@ def _convert(row: _Row, names: list[str], file_name: str, want: Wanted) -> Raw |
     origin = Origin(file_name, row.lines[0].number, row.lines[0].offset)
     reason = row.fault
     if not reason and len(row.cells) != len(names):
-        reason = f"the row has {len(row.cells)} cells and the header {len(names)}; quote cells that hold the delimiter or a line end"
+        reason = (
+            f"the row has {len(row.cells)} cells and the header {len(names)}; quote cells that hold "
+            f"the delimiter or a line end"
+        )
     if reason:
         return Reject(origin, reason, excerpt(row.data))
     columns = want.columns
@@ -160,8 +182,12 @@ def _convert(row: _Row, names: list[str], file_name: str, want: Wanted) -> Raw |
     return Raw(origin, values, row.lines[0].data[:1024])
 
 
-def _find_next_row(source: _Source, broken: _Row, delimiter: str, width: int, file_name: str) -> Iterator[Reject]:
-    """Rejects for the lines after a broken row, up to the one that begins a row again (see the module's description)."""
+def _find_next_row(
+    source: _Source, broken: _Row, delimiter: str, width: int, file_name: str
+) -> Iterator[Reject]:
+    """Rejects for the lines after a broken row, up to the one that begins a row again (see the module's
+    description).
+    """
     line: Line | None = broken.lines[0]
     whole_row = _row_pattern(delimiter, width)
     quotes = 0

@@ -1,4 +1,6 @@
-"""Text files: the whole file is one document, its id the path below the folder (or pattern) that was given."""
+"""Text files: the whole file is one document, its id the path below the folder (or pattern) that was
+given.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from pipeline.sources.streams import RECORD_LIMIT_BYTES, Damaged, read_text_bloc
 
 
 def read(file: SourceFile, want: Wanted) -> Iterator[Raw]:
-    """The one row of ``file``, its line ends and control characters untouched. Raises Damaged instead where any of it cannot be read."""
+    """The one row of ``file``, its line ends and control characters untouched. Raises Damaged instead where
+    any of it cannot be read.
+    """
     pieces: list[bytes] = []
     size_bytes = 0
     for block in read_text_blocks(file):

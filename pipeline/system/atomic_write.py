@@ -1,4 +1,6 @@
-"""Whole files or none: a reader, and a machine that lost power, finds the old content or the new, never part of it."""
+"""Whole files or none: a reader, and a machine that lost power, finds the old content or the new, never part
+of it.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,23 @@ from pipeline.errors import StoppedEarly
 
 def disk_is_full(place: Path | str) -> StoppedEarly:
     """What to say where the disk under ``place`` has no room."""
-    return StoppedEarly(f"the disk that holds {place} is full; free some space and run the same command again")
+    return StoppedEarly(
+        f"the disk that holds {place} is full; free some space and run the same command again"
+    )
 
 
 def disk_fails(place: Path | str, reason: str | None) -> StoppedEarly:
     """What to say where the disk under ``place`` does not work."""
-    return StoppedEarly(f"the disk that holds {place} could not be used ({reason}); look after it and run the same command again")
+    return StoppedEarly(
+        f"the disk that holds {place} could not be used ({reason}); look after it and run the same "
+        f"command again"
+    )
 
 
 def stopped_by_disk(error: OSError, place: Path | str) -> StoppedEarly | None:
-    """What ``error`` means for a run: its disk is full or does not work; None where it is about something else."""
+    """What ``error`` means for a run: its disk is full or does not work; None where it is about something
+    else.
+    """
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return disk_is_full(place)
     return disk_fails(place, error.strerror) if error.errno == errno.EIO else None
@@ -32,7 +41,9 @@ def stopped_by_disk(error: OSError, place: Path | str) -> StoppedEarly | None:
 
 @contextmanager
 def failing_disk_stops(place: Path) -> Iterator[None]:
-    """A disk under ``place`` that is full or does not work becomes StoppedEarly inside the block, with a sentence."""
+    """A disk under ``place`` that is full or does not work becomes StoppedEarly inside the block, with a
+    sentence.
+    """
     try:
         yield
     except OSError as error:
@@ -52,7 +63,9 @@ def replace_file(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
     try:
         with (
             failing_disk_stops(path.parent),
-            os.fdopen(os.open(sibling, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600 if private else 0o666), "wb") as stream,
+            os.fdopen(
+                os.open(sibling, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600 if private else 0o666), "wb"
+            ) as stream,
         ):
             yield stream
             stream.flush()

@@ -1,4 +1,6 @@
-"""What a machine has: cores, memory that may be used (container limits counted), graphics cards, disks, and how fast they are."""
+"""What a machine has: cores, memory that may be used (container limits counted), graphics cards, disks, and
+how fast they are.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,12 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """How fast a machine is. None: not known. ``origin`` says where the numbers come from: measured, given, or typical of its kind.
+    """How fast a machine is. None: not known. ``origin`` says where the numbers come from: measured, given,
+    or typical of its kind.
 
-    ``matmul`` is in floating-point operations a second at the compute dtype, on the device that computes; ``memory`` in bytes a second of
-    that device's memory. Pinned host memory is copied by the card itself; other memory goes through a buffer first.
+    ``matmul`` is in floating-point operations a second at the compute dtype, on the device that computes;
+    ``memory`` in bytes a second of that device's memory. Pinned host memory is copied by the card itself;
+    other memory goes through a buffer first.
     """
 
     origin: str = "unknown"
@@ -36,8 +40,11 @@ class Rates:
     to_device_bytes_per_second: float | None = None
     from_device_pinned_bytes_per_second: float | None = None
     from_device_bytes_per_second: float | None = None
-    dequantize_weights_per_second: float | None = None  # nf4 unpacked before the product; None where products take it as it is
-    # Of one model, calibrated by `bench` or `plan --measure`; they scale the formulas to what was measured at these sizes.
+    dequantize_weights_per_second: float | None = (
+        None  # nf4 unpacked before the product; None where products take it as it is
+    )
+    # Of one model, calibrated by `bench` or `plan --measure`; they scale the formulas to what was measured at
+    # these sizes.
     prefill_tokens_per_second: float | None = None
     prefill_at_tokens: int | None = None
     decode_tokens_per_second: float | None = None  # all rows together
@@ -65,7 +72,9 @@ class Hardware:
 
 
 def probe(folders: tuple[Path, ...] = ()) -> Hardware:
-    """Look at the machine, and at the disks that hold ``folders``. Asks torch for graphics cards, so the first call imports it."""
+    """Look at the machine, and at the disks that hold ``folders``. Asks torch for graphics cards, so the
+    first call imports it.
+    """
     import torch
 
     cards = range(torch.cuda.device_count()) if torch.cuda.is_available() else range(0)
@@ -99,14 +108,17 @@ _GROUPS, _OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 def available_ram_bytes(root: Path = _GROUPS, own: Path = _OWN_GROUPS) -> int:
     """Free RAM of the machine, or what the memory cgroup (v2 or v1) leaves if that is less.
 
-    Every group from the process's own up to the root counts, as any of them may hold the limit. Inside a container the group's path
-    is often not visible; the group mounted at ``root`` is then the container's own.
+    Every group from the process's own up to the root counts, as any of them may hold the limit. Inside a
+    container the group's path is often not visible; the group mounted at ``root`` is then the container's
+    own.
     """
     return _free_bytes(("inactive_file",), root, own)
 
 
 def reclaimable_ram_bytes(root: Path = _GROUPS, own: Path = _OWN_GROUPS) -> int:
-    """The same, with pages of files in use counted as free: what is left before somebody has to be killed, not before it gets slow."""
+    """The same, with pages of files in use counted as free: what is left before somebody has to be killed,
+    not before it gets slow.
+    """
     return _free_bytes(("inactive_file", "active_file"), root, own)
 
 
@@ -114,7 +126,10 @@ def _free_bytes(page_cache: Collection[str], root: Path, own: Path) -> int:
     free = int(psutil.virtual_memory().available)
     for limit, usage in _cgroup_files(root, own):
         try:
-            maximum, used = int(limit.read_text()), int(usage.read_text()) - _reclaimable(limit.parent, page_cache)
+            maximum, used = (
+                int(limit.read_text()),
+                int(usage.read_text()) - _reclaimable(limit.parent, page_cache),
+            )
         except (OSError, ValueError):  # no such controller; "max" means unlimited
             continue
         free = min(free, max(0, maximum - used))
@@ -122,7 +137,9 @@ def _free_bytes(page_cache: Collection[str], root: Path, own: Path) -> int:
 
 
 def _reclaimable(folder: Path, page_cache: Collection[str]) -> int:
-    """Bytes of page cache that the kernel gives back before it lets anybody starve; v1 counts a group's children in ``total_``."""
+    """Bytes of page cache that the kernel gives back before it lets anybody starve; v1 counts a group's
+    children in ``total_``.
+    """
     try:
         lines = (folder / "memory.stat").read_text().splitlines()
     except OSError:
@@ -132,7 +149,9 @@ def _reclaimable(folder: Path, page_cache: Collection[str]) -> int:
 
 
 def _cgroup_files(root: Path, own: Path) -> list[tuple[Path, Path]]:
-    """Files of limit and use, from the process's group up to the root, for both versions of the controller."""
+    """Files of limit and use, from the process's group up to the root, for both versions of the
+    controller.
+    """
     pairs: list[tuple[Path, Path]] = []
     try:
         lines = own.read_text().splitlines()
@@ -150,4 +169,8 @@ def _cgroup_files(root: Path, own: Path) -> list[tuple[Path, Path]]:
 
 def _upwards(root: Path, path: str) -> list[Path]:
     folder = root / path.lstrip("/")
-    return [folder, *(parent for parent in folder.parents if parent == root or root in parent.parents)] if folder != root else [root]
+    return (
+        [folder, *(parent for parent in folder.parents if parent == root or root in parent.parents)]
+        if folder != root
+        else [root]
+    )

@@ -1,8 +1,9 @@
 """How fast bytes travel: PCI Express by generation and lanes, disks by kind, and graphics cards by size.
 
-PCI Express: transfers a second and lane times the line code's share (PCI-SIG base specifications 1.0 to 6.0). Of that, packets of 128 to
-256 bytes with 20 to 30 bytes of headers and acknowledgements leave about four fifths in practice: 25 GB/s of 31.5 at 4.0 x16 is what
-pinned copies reach in public measurements. Memory that is not pinned is copied twice and reaches about half of that.
+PCI Express: transfers a second and lane times the line code's share (PCI-SIG base specifications 1.0 to 6.0).
+Of that, packets of 128 to 256 bytes with 20 to 30 bytes of headers and acknowledgements leave about four
+fifths in practice: 25 GB/s of 31.5 at 4.0 x16 is what pinned copies reach in public measurements. Memory that
+is not pinned is copied twice and reaches about half of that.
 """
 
 from __future__ import annotations
@@ -12,8 +13,16 @@ from dataclasses import dataclass
 
 from pipeline.errors import ConfigError
 
-# Gigatransfers a second and lane, and the share of them that is data: 8b/10b, then 128b/130b, then flits of 256 bytes with 242 of data.
-_GENERATIONS = {1: (2.5, 8 / 10), 2: (5.0, 8 / 10), 3: (8.0, 128 / 130), 4: (16.0, 128 / 130), 5: (32.0, 128 / 130), 6: (64.0, 242 / 256)}
+# Gigatransfers a second and lane, and the share of them that is data: 8b/10b, then 128b/130b, then flits of
+# 256 bytes with 242 of data.
+_GENERATIONS = {
+    1: (2.5, 8 / 10),
+    2: (5.0, 8 / 10),
+    3: (8.0, 128 / 130),
+    4: (16.0, 128 / 130),
+    5: (32.0, 128 / 130),
+    6: (64.0, 242 / 256),
+}
 _LANES = (1, 2, 4, 8, 16)
 PRACTICAL_SHARE = 0.8
 UNPINNED_SHARE = 0.5
@@ -49,14 +58,23 @@ class Link:
 
 def parse_link(text: str) -> Link:
     """``4.0x16``, ``4x16``, ``PCIe 4.0 x16``, or ``4.0`` for 16 lanes. Raises ConfigError."""
-    found = re.fullmatch(r"\s*(?:pcie?)?\s*(?:gen)?\s*(\d)(?:\.0)?\s*(?:[x×]\s*(\d+))?\s*", text, re.IGNORECASE)
+    found = re.fullmatch(
+        r"\s*(?:pcie?)?\s*(?:gen)?\s*(\d)(?:\.0)?\s*(?:[x×]\s*(\d+))?\s*", text, re.IGNORECASE
+    )
     if found is None:
-        raise ConfigError(f"{text!r} is not a PCI Express link; write for example 4.0x16: the generation, x, and the lanes")
+        raise ConfigError(
+            f"{text!r} is not a PCI Express link; write for example 4.0x16: the generation, x, and the lanes"
+        )
     generation, lanes = int(found[1]), int(found[2] or 16)
     if generation not in _GENERATIONS:
-        raise ConfigError(f"there is no PCI Express {generation}.0 here; known are {', '.join(f'{number}.0' for number in _GENERATIONS)}")
+        raise ConfigError(
+            f"there is no PCI Express {generation}.0 here; known are "
+            f"{', '.join(f'{number}.0' for number in _GENERATIONS)}"
+        )
     if lanes not in _LANES:
-        raise ConfigError(f"PCI Express has {', '.join(map(str, _LANES[:-1]))} or {_LANES[-1]} lanes, not {lanes}")
+        raise ConfigError(
+            f"PCI Express has {', '.join(map(str, _LANES[:-1]))} or {_LANES[-1]} lanes, not {lanes}"
+        )
     return Link(generation, lanes)
 
 
@@ -93,12 +111,15 @@ CARDS = (
     CardKind(48, 768e9, 155e12),
     CardKind(80, 2039e9, 312e12),
 )
-# Of a desktop processor: two channels of DDR4-3200 give 51 GB/s; 32 float32 operations a core and cycle (AVX2) at about 3 GHz.
+# Of a desktop processor: two channels of DDR4-3200 give 51 GB/s; 32 float32 operations a core and cycle
+# (AVX2) at about 3 GHz.
 CPU_MEMORY_BYTES_PER_SECOND = 40e9
 CPU_MATMUL_PER_CORE_AND_SECOND = 50e9
 
 
 def typical_card(memory_bytes: int) -> CardKind:
-    """The largest of the table that is no larger (a tenth is forgiven: 24 GB cards are sold with 24 GiB less the driver's share)."""
+    """The largest of the table that is no larger (a tenth is forgiven: 24 GB cards are sold with 24 GiB less
+    the driver's share).
+    """
     fitting = [card for card in CARDS if card.memory_gib * 2**30 * 0.9 <= memory_bytes]
     return fitting[-1] if fitting else CARDS[0]

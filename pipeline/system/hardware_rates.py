@@ -1,7 +1,9 @@
-"""How fast this machine is, measured once in a few seconds and kept in the user's cache folder until the machine changes.
+"""How fast this machine is, measured once in a few seconds and kept in the user's cache folder until the
+machine changes.
 
-The measured numbers are what large sequential work reaches: a copy of memory too large for the processor's caches, one large matrix
-product, one file written through to the disk and read back cold. The paths that need a graphics card are untested so far.
+The measured numbers are what large sequential work reaches: a copy of memory too large for the processor's
+caches, one large matrix product, one file written through to the disk and read back cold. The paths that need
+a graphics card are untested so far.
 """
 
 from __future__ import annotations
@@ -29,12 +31,19 @@ _REPEATS = 3
 
 
 def measured_rates(
-    cache_folder: Path, scratch_folder: Path, dtype: str = "float32", *, unpacking: Callable[[str], float | None], again: bool = False
+    cache_folder: Path,
+    scratch_folder: Path,
+    dtype: str = "float32",
+    *,
+    unpacking: Callable[[str], float | None],
+    again: bool = False,
 ) -> Rates:
-    """Rates of this machine, from ``cache_folder``/hardware.json if they were measured on it before, else measured now.
+    """Rates of this machine, from ``cache_folder``/hardware.json if they were measured on it before, else
+    measured now.
 
-    ``scratch_folder`` is where the disk is tried (64 MiB, removed again). Never raises for a disk that is full or read-only: that rate
-    is then None. ``unpacking`` measures the numbers a second that 4-bit weights give in a dtype, which only the engine knows.
+    ``scratch_folder`` is where the disk is tried (64 MiB, removed again). Never raises for a disk that is
+    full or read-only: that rate is then None. ``unpacking`` measures the numbers a second that 4-bit weights
+    give in a dtype, which only the engine knows.
     """
     key, path = machine_key(scratch_folder, dtype), cache_folder / "hardware.json"
     kept = _read(path)
@@ -55,12 +64,26 @@ def known_rates(cache_folder: Path, scratch_folder: Path, dtype: str = "float32"
 
 
 def machine_key(scratch_folder: Path | None, dtype: str) -> str:
-    """Digest of what the rates depend on: processor, usable cores, memory, cards, torch, the dtype, and the disk if one is named."""
+    """Digest of what the rates depend on: processor, usable cores, memory, cards, torch, the dtype, and the
+    disk if one is named.
+    """
     import psutil
     import torch
 
-    cards = [torch.cuda.get_device_name(card) for card in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
-    facts = [platform.machine(), _processor(), usable_cores(), psutil.virtual_memory().total >> 28, cards, torch.__version__, dtype]
+    cards = (
+        [torch.cuda.get_device_name(card) for card in range(torch.cuda.device_count())]
+        if torch.cuda.is_available()
+        else []
+    )
+    facts = [
+        platform.machine(),
+        _processor(),
+        usable_cores(),
+        psutil.virtual_memory().total >> 28,
+        cards,
+        torch.__version__,
+        dtype,
+    ]
     if scratch_folder is not None:
         facts.append(existing_folder(scratch_folder).stat().st_dev)
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
@@ -139,7 +162,9 @@ def _links(device: Any) -> dict[str, float]:
 
 
 def _disk(folder: Path) -> tuple[float | None, float | None]:
-    """(read, write) of one file, written through and read past the page cache where the system lets it be dropped."""
+    """(read, write) of one file, written through and read past the page cache where the system lets it be
+    dropped.
+    """
     content = os.urandom(2**20) * (_FILE_BYTES // 2**20)
     path = folder / f".overnight-speed-{os.getpid()}"
     try:
@@ -182,7 +207,11 @@ def _read(path: Path) -> dict[str, Any]:
         kept = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    if not isinstance(kept, dict) or kept.get("format") != _FORMAT or not isinstance(kept.get("machines"), dict):
+    if (
+        not isinstance(kept, dict)
+        or kept.get("format") != _FORMAT
+        or not isinstance(kept.get("machines"), dict)
+    ):
         return {}
     return dict(kept["machines"])
 

@@ -38,19 +38,27 @@ _DEFAULT_CORES = 8
 
 
 def described(
-    vram: str | Sequence[str] | None = None, ram: str | None = None, pcie: str | None = None, cores: int | None = None, disk: str = "nvme"
+    vram: str | Sequence[str] | None = None,
+    ram: str | None = None,
+    pcie: str | None = None,
+    cores: int | None = None,
+    disk: str = "nvme",
 ) -> Hardware:
-    """A machine from the words of the command line; ``vram`` may be one size, several, or ``2x24GiB``. Raises ConfigError.
+    """A machine from the words of the command line; ``vram`` may be one size, several, or ``2x24GiB``. Raises
+    ConfigError.
 
-    ``disk``: its kind, and after a colon what is free on it; without that nothing is. Speeds are typical ones of such a machine
-    (planner/links.py).
+    ``disk``: its kind, and after a colon what is free on it; without that nothing is. Speeds are typical ones
+    of such a machine (planner/links.py).
     """
     listed = [vram] if isinstance(vram, str) else list(vram or ())
     cards = tuple(size for text in listed for size in _cards(text))
     link = parse_link(pcie) if pcie else Link(4, 16) if cards else None
     kind, _, free = disk.partition(":")
     if kind not in _DISKS:
-        raise ConfigError(f"{kind!r} is not a kind of disk; known are {', '.join(_DISKS)}, with what is free on it: nvme:500GB")
+        raise ConfigError(
+            f"{kind!r} is not a kind of disk; known are {', '.join(_DISKS)}, with what is free on it: "
+            f"nvme:500GB"
+        )
     disks = (Disk("/", _size("--disk", free)),) if free else ()
     memory = _size("--ram", ram) if ram is not None else 16 * 2**30
     count = _DEFAULT_CORES if cores is None else cores
@@ -69,7 +77,9 @@ def read_hardware(path: Path) -> Hardware:
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is neither YAML nor JSON: {' '.join(str(error).split())}") from None
     if not isinstance(raw, dict):
-        raise ConfigError(f"{path} describes no machine: its top level must be keys such as gpus, ram and cores")
+        raise ConfigError(
+            f"{path} describes no machine: its top level must be keys such as gpus, ram and cores"
+        )
     unknown = sorted(set(raw) - set(_KEYS))
     if unknown:
         raise ConfigError(f"{path}: unknown key {', '.join(map(str, unknown))}; known are {', '.join(_KEYS)}")
@@ -92,13 +102,25 @@ def _from_keys(raw: Mapping[str, Any], origin: str) -> Hardware:
         raise ConfigError(f"{origin}: ram is missing; write for example ram: 64GiB")
     link = parse_link(str(raw["pcie"])) if raw.get("pcie") else Link(4, 16) if sizes else None
     rates = _given(typical_rates(tuple(sizes), cores, link, kind), raw.get("rates") or {}, origin)
-    return Hardware(cores, _size(f"{origin}: ram", raw["ram"]), tuple(sizes), tuple(names), disks, rates, str(link) if link else "")
+    return Hardware(
+        cores,
+        _size(f"{origin}: ram", raw["ram"]),
+        tuple(sizes),
+        tuple(names),
+        disks,
+        rates,
+        str(link) if link else "",
+    )
 
 
 def typical_rates(cards: Sequence[int], cores: int, link: Link | None, disk: DiskKind) -> Rates:
-    """Speeds of such a machine, from data sheets. Several cards take turns (layers are spread over them), so they are as fast as one."""
+    """Speeds of such a machine, from data sheets. Several cards take turns (layers are spread over them), so
+    they are as fast as one.
+    """
     card = typical_card(min(cards)) if cards else None
-    pinned, unpinned = (link.pinned_bytes_per_second, link.unpinned_bytes_per_second) if link else (None, None)
+    pinned, unpinned = (
+        (link.pinned_bytes_per_second, link.unpinned_bytes_per_second) if link else (None, None)
+    )
     return Rates(
         origin="typical of such a machine",
         memory_bytes_per_second=card.memory_bytes_per_second if card else CPU_MEMORY_BYTES_PER_SECOND,
@@ -120,7 +142,9 @@ def _given(rates: Rates, raw: Any, origin: str) -> Rates:
     try:
         numbers: dict[str, Any] = {name: float(value) for name, value in raw.items()}
     except (TypeError, ValueError):
-        raise ConfigError(f"{origin}: rates are numbers a second, for example matmul_per_second: 7.1e13") from None
+        raise ConfigError(
+            f"{origin}: rates are numbers a second, for example matmul_per_second: 7.1e13"
+        ) from None
     if any(not value > 0 for value in numbers.values()):
         raise ConfigError(f"{origin}: rates must be larger than nought")
     return replace(rates, origin="given" if numbers else rates.origin, **numbers)
@@ -141,7 +165,9 @@ def _disks(raw: Mapping[str, Any], origin: str) -> tuple[tuple[Disk, ...], DiskK
     kind = NVME
     for entry in _listed(raw, "disks", origin):
         if not isinstance(entry, dict) or "free" not in entry:
-            raise ConfigError(f"{origin}: a disk is written as {{path: /data, free: 500GB, kind: nvme}}, not {entry!r}")
+            raise ConfigError(
+                f"{origin}: a disk is written as {{path: /data, free: 500GB, kind: nvme}}, not {entry!r}"
+            )
         name = str(entry.get("kind", "nvme")).lower()
         if name not in _DISKS:
             raise ConfigError(f"{origin}: {name!r} is not a kind of disk; known are {', '.join(_DISKS)}")
@@ -155,7 +181,9 @@ def _listed(raw: Mapping[str, Any], key: str, origin: str) -> list[Any]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise ConfigError(f"{origin}: {key} must be a list, for example {key}: [{'24GiB' if key == 'gpus' else '...'}]")
+        raise ConfigError(
+            f"{origin}: {key} must be a list, for example {key}: [{'24GiB' if key == 'gpus' else '...'}]"
+        )
     return value
 
 

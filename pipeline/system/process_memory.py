@@ -1,4 +1,6 @@
-"""What this process holds: resident memory now and at most, and memory of graphics cards, without importing anything heavy."""
+"""What this process holds: resident memory now and at most, and memory of graphics cards, without importing
+anything heavy.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,13 @@ def resident_bytes() -> int:
 
 
 def peak_resident_bytes() -> int:
-    """High-water mark of resident memory: since it was last set back on Linux, of the whole life of the process elsewhere."""
+    """High-water mark of resident memory: since it was last set back on Linux, of the whole life of the
+    process elsewhere.
+    """
     with contextlib.suppress(OSError):
-        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii", errors="replace"))
+        found = re.search(
+            r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+        )
         if found:
             return int(found[1]) * 1024
     if sys.platform == "win32":
@@ -31,7 +37,9 @@ def peak_resident_bytes() -> int:
 
 
 def peak_card_bytes() -> int:
-    """Most memory that torch has held on all graphics cards together; 0 where there are none, or torch is not loaded."""
+    """Most memory that torch has held on all graphics cards together; 0 where there are none, or torch is not
+    loaded.
+    """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return 0

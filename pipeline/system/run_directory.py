@@ -1,4 +1,6 @@
-"""The run directory: one folder that holds the ledger, the rejects, the report, the log and the lock of a run."""
+"""The run directory: one folder that holds the ledger, the rejects, the report, the log and the lock of a
+run.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,13 @@ _LOG = "overnight.log"
 
 
 class _QuietHandler(logging.FileHandler):
-    """A log that cannot be written (a full disk) is no reason for a word on the terminal: what matters is in the ledger."""
+    """A log that cannot be written (a full disk) is no reason for a word on the terminal: what matters is in
+    the ledger.
+    """
 
     def _open(self) -> TextIOWrapper:
-        descriptor = os.open(self.baseFilename, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)  # whoever made the folder
+        # whoever made the folder
+        descriptor = os.open(self.baseFilename, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
         return TextIOWrapper(os.fdopen(descriptor, "ab"), encoding="utf-8")
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # the name is the base class's
@@ -32,7 +37,9 @@ class _QuietHandler(logging.FileHandler):
 
 
 class RunDirectory:
-    """Paths inside one run directory, its lock and its log. Created private to the user: documents may be confidential."""
+    """Paths inside one run directory, its lock and its log. Created private to the user: documents may be
+    confidential.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -61,15 +68,21 @@ class RunDirectory:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the run's lock. It goes with its holder's death. Raises AlreadyRunning with the holder's process id, where known."""
+        """Hold the run's lock. It goes with its holder's death. Raises AlreadyRunning with the holder's
+        process id, where known.
+        """
         self.create()
         lock = FileLock(self.path / "lock", timeout=0, mode=0o600)
         note = self.path / "lock.pid"
         try:
             lock.acquire()
         except Timeout:
-            holder = note.read_text(encoding="ascii", errors="replace").strip() if note.exists() else "unknown"
-            raise AlreadyRunning(f"{self.path} is in use by another run (process {holder}); wait for it, or stop it") from None
+            holder = (
+                note.read_text(encoding="ascii", errors="replace").strip() if note.exists() else "unknown"
+            )
+            raise AlreadyRunning(
+                f"{self.path} is in use by another run (process {holder}); wait for it, or stop it"
+            ) from None
         except OSError as error:
             raise self._unusable(error) from None
         try:
@@ -82,7 +95,9 @@ class RunDirectory:
             lock.release()
 
     def _unusable(self, error: OSError) -> OvernightError:
-        unusable = UsageError(f"the run directory {self.path} cannot be used: {error.strerror} ({error.filename})")
+        unusable = UsageError(
+            f"the run directory {self.path} cannot be used: {error.strerror} ({error.filename})"
+        )
         return stopped_by_disk(error, self.path) or unusable
 
     @contextmanager

@@ -1,4 +1,6 @@
-"""When to stop early: a signal, the deadline, a request from outside. Looked at between pieces of work, never inside one."""
+"""When to stop early: a signal, the deadline, a request from outside. Looked at between pieces of work, never
+inside one.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ class StopSignal:
 
     @contextmanager
     def watch_signals(self, *, patient: bool = False) -> Iterator[None]:
-        """Turn the first SIGINT or SIGTERM into a request; a second ends the process at once, unless ``patient``.
+        """Turn the first SIGINT or SIGTERM into a request; a second ends the process at once, unless
+        ``patient``.
 
         Outside the main thread, do nothing.
         """
@@ -75,7 +78,9 @@ class StopSignal:
 
 
 def seconds_until(clock: str, now: datetime.datetime) -> float:
-    """Seconds from ``now`` to the next moment at which a clock shows ``clock`` (HH:MM); at that very minute, to tomorrow's."""
+    """Seconds from ``now`` to the next moment at which a clock shows ``clock`` (HH:MM); at that very minute,
+    to tomorrow's.
+    """
     hour, minute = map(int, clock.split(":"))
     then = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
     if then <= now:

@@ -5,12 +5,22 @@ from __future__ import annotations
 import platform
 from importlib import metadata
 
-STACK: tuple[str, ...] = ("torch", "transformers", "accelerate", "bitsandbytes", "tokenizers", "safetensors", "huggingface-hub")
+STACK: tuple[str, ...] = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "bitsandbytes",
+    "tokenizers",
+    "safetensors",
+    "huggingface-hub",
+)
 STACK += ("datasets", "pyarrow", "prefect")
 
 
 def stack_versions() -> dict[str, str]:
-    """Version by name of ``overnight``, Python and the libraries that shape results; "not installed" where one is missing."""
+    """Version by name of ``overnight``, Python and the libraries that shape results; "not installed" where
+    one is missing.
+    """
     return {name: version_of(name) for name in ("overnight", *STACK)} | {"python": platform.python_version()}
 
 

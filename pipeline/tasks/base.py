@@ -1,4 +1,6 @@
-"""What every task is made of: a generator of steps a document, instructions as templates, and reading the model's text."""
+"""What every task is made of: a generator of steps a document, instructions as templates, and reading the
+model's text.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,11 @@ from pipeline.prompts import FrameBuilder, Part, Tokenizer, count_tokens, split
 from pipeline.records import Answer, Decode, Document, Generation, Sampling, Step, TaskJob, digest
 
 Work = Generator[Sequence[Step], Sequence[Generation], Answer]
-"""A document's way through a task: yields questions, is sent their replies in order, returns the answer or raises DocumentFailed.
+"""A document's way through a task: yields questions, is sent their replies in order, returns the answer or
+raises DocumentFailed.
 
-A question that has no answer raises DocumentFailed in it. Deterministic: with the same replies it asks the same questions, so a run
-that was cut short replays it from recorded replies.
+A question that has no answer raises DocumentFailed in it. Deterministic: with the same replies it asks the
+same questions, so a run that was cut short replays it from recorded replies.
 """
 
 
@@ -35,9 +38,17 @@ class Task(Protocol):
 
 
 class Setting:
-    """What tasks share: the model's tokenizer and frames, its context in tokens, and how text is generated."""
+    """What tasks share: the model's tokenizer and frames, its context in tokens, and how text is
+    generated.
+    """
 
-    def __init__(self, tokenizer: Tokenizer, frames: FrameBuilder, context_tokens: int, sampling: Sampling | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        frames: FrameBuilder,
+        context_tokens: int,
+        sampling: Sampling | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
         self.frames = frames
         self.context_tokens = context_tokens
@@ -48,7 +59,10 @@ class Setting:
         if self._sampling is None:
             return Decode(max_new_tokens)
         seed = int(digest(str(self._sampling.seed), document.key, step)[:15], 16)
-        return Decode(max_new_tokens, Sampling(self._sampling.temperature, self._sampling.top_p, self._sampling.top_k, seed))
+        return Decode(
+            max_new_tokens,
+            Sampling(self._sampling.temperature, self._sampling.top_p, self._sampling.top_k, seed),
+        )
 
 
 class Instructions:
@@ -56,14 +70,21 @@ class Instructions:
 
     def __init__(self, text: str, task: str) -> None:
         self._task = task
-        environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, autoescape=False, keep_trailing_newline=True)
+        environment = ImmutableSandboxedEnvironment(
+            undefined=jinja2.StrictUndefined, autoescape=False, keep_trailing_newline=True
+        )
         try:
             self._template = environment.from_string(text)
             named = meta.find_undeclared_variables(environment.parse(text))
         except jinja2.TemplateError as error:
-            raise ConfigError(f"the instructions of task {task!r} are not a valid template: {error}") from None
+            raise ConfigError(
+                f"the instructions of task {task!r} are not a valid template: {error}"
+            ) from None
         if "text" in named:
-            raise ConfigError(f"the instructions of task {task!r} name 'text': the document's text is put beside them by itself")
+            raise ConfigError(
+                f"the instructions of task {task!r} name 'text': the document's text is put beside them "
+                f"by itself"
+            )
         self.fields = tuple(sorted(named - {"id"}))
         self.per_document = bool(named)
         self.plain = "" if self.per_document else self._render_once(task)
@@ -75,10 +96,14 @@ class Instructions:
             raise ConfigError(f"the instructions of task {task!r} fail as a template: {error!r}") from None
 
     def fill(self, document: Document) -> str:
-        """The instructions for one document. Raises DocumentFailed when a field is missing or the template fails on it."""
+        """The instructions for one document. Raises DocumentFailed when a field is missing or the template
+        fails on it.
+        """
         if not self.per_document:
             return self.plain
-        values: dict[str, Any] = {name: document.fields[name] for name in self.fields if name in document.fields}
+        values: dict[str, Any] = {
+            name: document.fields[name] for name in self.fields if name in document.fields
+        }
         try:
             return self._template.render(id=document.id, **values).strip()
         except jinja2.UndefinedError as error:
@@ -90,7 +115,9 @@ class Instructions:
 
 
 def ask(steps: Sequence[Step]) -> Generator[Sequence[Step], Sequence[Generation], Sequence[Generation]]:
-    """Put questions; returns their replies in order, none of which is an error: those end the document outside."""
+    """Put questions; returns their replies in order, none of which is an error: those end the document
+    outside.
+    """
     return (yield steps)
 
 
@@ -104,14 +131,23 @@ def parts_of(setting: Setting, task: Any, text: str, room_tokens: int) -> list[P
         if len(parts) > task.max_parts:
             raise DocumentFailed(
                 "too_long",
-                f"the document of {len(text):,} characters needs more than max_parts = {task.max_parts:,} parts of {part_tokens:,} tokens; "
+                f"the document of {len(text):,} characters needs more than max_parts = {task.max_parts:,} "
+                f"parts of {part_tokens:,} tokens; "
                 "raise max_parts, chunk_tokens or context_tokens, or split the document",
             )
     return parts
 
 
-def ever_smaller(setting: Setting, document: Document, room_tokens: int, within: Callable[[int], Work], *, least_tokens: int) -> Work:
-    """The work ``within`` prompts that hold at most so many tokens of the document: half as many each time the model has no memory left.
+def ever_smaller(
+    setting: Setting,
+    document: Document,
+    room_tokens: int,
+    within: Callable[[int], Work],
+    *,
+    least_tokens: int,
+) -> Work:
+    """The work ``within`` prompts that hold at most so many tokens of the document: half as many each time
+    the model has no memory left.
 
     Raises the last DocumentFailed when parts would become shorter than ``least_tokens``.
     """
@@ -144,7 +180,8 @@ def require_room(task: str, room_tokens: int, least: int) -> None:
     if room_tokens < least:
         raise DocumentFailed(
             "too_long",
-            f"the instructions and the answer of task {task!r} leave {room_tokens} tokens of the context for a document, at least {least} "
+            f"the instructions and the answer of task {task!r} leave {room_tokens} tokens of the context "
+            f"for a document, at least {least} "
             "are needed; shorten the instructions or max_output_tokens, or raise context_tokens",
         )
 
@@ -156,16 +193,22 @@ _OPENING = re.compile(rf"<(?:{_REASONING})>", re.IGNORECASE)
 
 
 def strip_reasoning(text: str) -> str:
-    """Text after the model's reasoning blocks: closed ones are removed, and everything before a lone closing tag.
+    """Text after the model's reasoning blocks: closed ones are removed, and everything before a lone closing
+    tag.
 
     Raises DocumentFailed ``incomplete`` when a block was opened and never closed: there is no answer then.
     """
     text = _CLOSING.split(_CLOSED_BLOCK.sub("", text))[-1]
     if _OPENING.search(text):
-        raise DocumentFailed("incomplete", "the model's reasoning did not end within max_output_tokens; raise it or switch reasoning off")
+        raise DocumentFailed(
+            "incomplete",
+            "the model's reasoning did not end within max_output_tokens; raise it or switch reasoning off",
+        )
     return text.strip()
 
 
 def definition(task: Any) -> dict[str, Any]:
-    """The task's configuration as it enters its identity; the name is the user's own and changes no answer."""
+    """The task's configuration as it enters its identity; the name is the user's own and changes no
+    answer.
+    """
     return {key: value for key, value in task.model_dump(mode="json").items() if key != "name"}

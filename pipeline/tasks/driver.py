@@ -1,7 +1,8 @@
-"""Documents under way: each one's generator of steps, the questions that are out, and the replies that came back. Pure bookkeeping.
+"""Documents under way: each one's generator of steps, the questions that are out, and the replies that came
+back. Pure bookkeeping.
 
-A document's questions are handed out a few at a time (``per_work``), so that one of a thousand parts does not keep the
-others from being asked.
+A document's questions are handed out a few at a time (``per_work``), so that one of a thousand parts does not
+keep the others from being asked.
 """
 
 from __future__ import annotations
@@ -56,7 +57,9 @@ class Reply:
     generation: Generation
 
 
-def _next_steps(generator: Work, replies: Sequence[Generation] | None, failure: DocumentFailed | None) -> Sequence[Step]:
+def _next_steps(
+    generator: Work, replies: Sequence[Generation] | None, failure: DocumentFailed | None
+) -> Sequence[Step]:
     if failure is not None:
         return generator.throw(failure)
     return next(generator) if replies is None else generator.send(replies)
@@ -66,8 +69,12 @@ class Flight:
     """The works (document x task) between "begun" and "landed"."""
 
     def __init__(
-        self, per_work: int, pace: Pace | None = None, request_ids: Iterator[int] | None = None, at: Place = lambda _: nullcontext()
-    ) -> None:  # fmt: skip
+        self,
+        per_work: int,
+        pace: Pace | None = None,
+        request_ids: Iterator[int] | None = None,
+        at: Place = lambda _: nullcontext(),
+    ) -> None:
         self._per_work = per_work
         self._pace = pace or Pace()
         self._works: dict[WorkId, _Underway] = {}
@@ -89,8 +96,16 @@ class Flight:
         """Questions that are out or wait to be asked."""
         return sum(work.out + len(work.unasked) for work in self._works.values())
 
-    def begin(self, task: Task, document: Document, attempt: int, recorded: Mapping[str, Generation], awaited: int = 0) -> None:
-        """Start a document; ``recorded`` are replies of an earlier run by step key, which are not asked again.
+    def begin(
+        self,
+        task: Task,
+        document: Document,
+        attempt: int,
+        recorded: Mapping[str, Generation],
+        awaited: int = 0,
+    ) -> None:
+        """Start a document; ``recorded`` are replies of an earlier run by step key, which are not asked
+        again.
 
         ``awaited`` other tasks will ask about the same document.
         """
@@ -142,7 +157,9 @@ class Flight:
         self._pace.read(characters, generation.prompt_tokens + len(generation.token_ids))
 
     def _ended_in_parts(self) -> bool:
-        """Whether the document that has just landed was answered in parts: its last reply is kept too, so that every part is shown."""
+        """Whether the document that has just landed was answered in parts: its last reply is kept too, so
+        that every part is shown.
+        """
         answer = self._landed[-1].answer
         return answer is not None and answer.parts > 1
 
@@ -167,19 +184,30 @@ class Flight:
         request_id = next(self._request_ids)
         self._asked[request_id] = (work_id, index)
         prompt = step.prompt
-        read = prompt.document_tokens if step.span else 0  # what a step reads of the document; summaries of parts are nobody else's
+        # what a step reads of the document; summaries of parts are nobody else's
+        read = prompt.document_tokens if step.span else 0
         return Request(request_id, prompt.ids, step.ask, prompt.prefix_tokens, read, work.awaited)
 
     def _advance(
-        self, work_id: WorkId, work: _Underway, replies: Sequence[Generation] | None, failure: DocumentFailed | None = None
-    ) -> None:  # fmt: skip
-        """Send replies, or first of all a failure, to the document's generator until it asks something that is not recorded, or ends."""
+        self,
+        work_id: WorkId,
+        work: _Underway,
+        replies: Sequence[Generation] | None,
+        failure: DocumentFailed | None = None,
+    ) -> None:
+        """Send replies, or first of all a failure, to the document's generator until it asks something that
+        is not recorded, or ends.
+        """
         try:
             while True:
                 with self._at(work_id):
                     work.steps = _next_steps(work.generator, replies, failure)
                     failure = None
-                    work.replies = {index: work.recorded[step.key] for index, step in enumerate(work.steps) if step.key in work.recorded}
+                    work.replies = {
+                        index: work.recorded[step.key]
+                        for index, step in enumerate(work.steps)
+                        if step.key in work.recorded
+                    }
                 work.unasked = deque(index for index in range(len(work.steps)) if index not in work.replies)
                 spans = sum(step.span[1] - step.span[0] for step in work.steps if step.span)
                 work.share = min(1.0, len(work.document.text) / spans) if spans else 1.0
@@ -193,10 +221,14 @@ class Flight:
             self._land(work_id, work, None, Failure(failed.kind, str(failed), work.attempt))
         except Exception as error:  # noqa: BLE001  # a fault of ours on one document must not end the night; it is recorded
             _log.exception("task %s failed on document %s", *work_id)
-            self._land(work_id, work, None, Failure("fault", f"{type(error).__name__}: {error}", work.attempt))
+            self._land(
+                work_id, work, None, Failure("fault", f"{type(error).__name__}: {error}", work.attempt)
+            )
 
     def _refuse(self, work_id: WorkId, work: _Underway, failure: DocumentFailed) -> None:
-        """A question has no answer: however many are still out, the document asks others instead, or ends by it."""
+        """A question has no answer: however many are still out, the document asks others instead, or ends by
+        it.
+        """
         orphans = [request_id for request_id, (owner, _) in self._asked.items() if owner == work_id]
         for request_id in orphans:
             del self._asked[request_id]
@@ -213,7 +245,13 @@ class Flight:
         self._pace.skipped(len(work.document.text) - work.read_characters)
         self._landed.append(
             Outcome(
-                task=work_id[0], key=work.key, state="failed" if answer is None else "done", answer=answer, failure=failure,
-                seconds=work.compute_seconds, placement=work.placement, batch_rows=work.largest_batch,
+                task=work_id[0],
+                key=work.key,
+                state="failed" if answer is None else "done",
+                answer=answer,
+                failure=failure,
+                seconds=work.compute_seconds,
+                placement=work.placement,
+                batch_rows=work.largest_batch,
             )
-        )  # fmt: skip
+        )

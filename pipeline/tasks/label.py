@@ -1,18 +1,21 @@
-"""``kind: label``: one of the labels, or with ``multi`` any of them, each with a probability from the model's own scores.
+"""``kind: label``: one of the labels, or with ``multi`` any of them, each with a probability from the model's
+own scores.
 
-The model writes nothing: its reply is begun for it (``cue``), and each label is scored as what comes next, so that an answer is always
-one of the labels. A label whose tokens begin another's is scored with the end of turn, which tells it apart; the others are not:
-small models are poor at knowing when to stop, and the share of it in the scores hides which label they mean. Probabilities are the
-softmax of those log-probabilities over the labels.
+The model writes nothing: its reply is begun for it (``cue``), and each label is scored as what comes next, so
+that an answer is always one of the labels. A label whose tokens begin another's is scored with the end of
+turn, which tells it apart; the others are not: small models are poor at knowing when to stop, and the share
+of it in the scores hides which label they mean. Probabilities are the softmax of those log-probabilities over
+the labels.
 
-Beside the scores, the model's state at the end of the prompt is kept (``features``): what a calibration by gold labels is fitted with.
+Beside the scores, the model's state at the end of the prompt is kept (``features``): what a calibration by
+gold labels is fitted with.
 
-Long documents (``aggregate``): every part is scored; the document's probability of a label is the mean of its parts'
-probabilities, weighted by their tokens (a linear opinion pool).
+Long documents (``aggregate``): every part is scored; the document's probability of a label is the mean of its
+parts' probabilities, weighted by their tokens (a linear opinion pool).
 
-Examples are earlier turns of the conversation, in the prefix that all documents share, and so are read once. What of them
-the model reads is in the job's identity (``examples``: id, label, digest of the text); a document that was shown must not be
-scored against the gold set, see ``example_ids``.
+Examples are earlier turns of the conversation, in the prefix that all documents share, and so are read once.
+What of them the model reads is in the job's identity (``examples``: id, label, digest of the text); a
+document that was shown must not be scored against the gold set, see ``example_ids``.
 """
 
 from __future__ import annotations
@@ -31,7 +34,17 @@ from pipeline.prompts import Frame, Part, count_tokens, fits, head
 from pipeline.quality.examples import Example
 from pipeline.records import Answer, Document, Generation, Score, Step, TaskJob
 from pipeline.tasks import few_shot
-from pipeline.tasks.base import Instructions, Setting, Work, ask, checked_at_start, definition, ever_smaller, parts_of, require_room
+from pipeline.tasks.base import (
+    Instructions,
+    Setting,
+    Work,
+    ask,
+    checked_at_start,
+    definition,
+    ever_smaller,
+    parts_of,
+    require_room,
+)
 
 DEFAULT_INSTRUCTIONS = "Read the text below and decide which category it belongs to."
 _CHOICE = "{instructions}\n\nCategories:\n{labels}"
@@ -45,10 +58,13 @@ _LEAST_ROOM = 32
 class Label:
     """The task ``label``; see the module. ``shared`` enters the identity: model, numbers, layout.
 
-    ``example_ids`` are the documents that the model is shown with their labels, among those that ``examples`` offers.
+    ``example_ids`` are the documents that the model is shown with their labels, among those that ``examples``
+    offers.
     """
 
-    def __init__(self, config: LabelTask, setting: Setting, shared: dict[str, Any], examples: Sequence[Example] = ()) -> None:
+    def __init__(
+        self, config: LabelTask, setting: Setting, shared: dict[str, Any], examples: Sequence[Example] = ()
+    ) -> None:
         self._config = config
         self._setting = setting
         self._names = config.read_names
@@ -79,7 +95,11 @@ class Label:
         return replace(self._answer(probabilities, parts, dropped), features=features)
 
     def _identity(self, shared: Mapping[str, Any]) -> dict[str, Any]:
-        defined = {key: value for key, value in _asked(self._config).items() if key not in few_shot.IDENTITY_LEAVES_OUT}
+        defined = {
+            key: value
+            for key, value in _asked(self._config).items()
+            if key not in few_shot.IDENTITY_LEAVES_OUT
+        }
         return {
             **shared,
             "task": {**defined, "labels": [[name, about] for name, about in self._config.labels.items()]},
@@ -88,15 +108,22 @@ class Label:
         }
 
     def _example_notes(self) -> tuple[str, ...]:
-        """What people are told about the examples. Raises ConfigError where they would not stand before the document."""
+        """What people are told about the examples. Raises ConfigError where they would not stand before the
+        document.
+        """
         if self._examples is None:
             return ()
         if self._setting.frames.document_first:
-            raise ConfigError(f"task {self._config.name!r} has examples, which stand before the document: set layout: instructions_first")
+            raise ConfigError(
+                f"task {self._config.name!r} has examples, which stand before the document: set layout: "
+                f"instructions_first"
+            )
         count = f"{len(self._examples.shown)} examples of {self._examples.tokens:,} tokens are shown"
         notes = [count, *self._examples.notes]
         if self._instructions.per_document:
-            notes.append("the instructions differ from document to document, so the examples are read again for each")
+            notes.append(
+                "the instructions differ from document to document, so the examples are read again for each"
+            )
         return tuple(f"task {self._config.name!r}: {note}" for note in notes)
 
     def _room(self, frames: Mapping[str, Frame]) -> int:
@@ -105,8 +132,10 @@ class Label:
         if self._examples is not None and room < _LEAST_ROOM <= room + self._examples.tokens:
             raise DocumentFailed(
                 "too_long",
-                f"the {len(self._examples.shown)} examples of task {self._config.name!r}, {self._examples.tokens:,} tokens, leave {room} "
-                f"of the context's {self._setting.context_tokens:,} for a document, at least {_LEAST_ROOM} needed; lower examples_tokens",
+                f"the {len(self._examples.shown)} examples of task {self._config.name!r}, "
+                f"{self._examples.tokens:,} tokens, leave {room} "
+                f"of the context's {self._setting.context_tokens:,} for a document, at least "
+                f"{_LEAST_ROOM} needed; lower examples_tokens",
             )
         require_room(self._config.name, room, _LEAST_ROOM)
         return room
@@ -123,7 +152,8 @@ class Label:
         if self._config.long_documents == "fail":
             raise DocumentFailed(
                 "too_long",
-                f"the document has {tokens:,} tokens, {room:,} fit; set long_documents to aggregate, or raise context_tokens",
+                f"the document has {tokens:,} tokens, {room:,} fit; set long_documents to aggregate, or "
+                f"raise context_tokens",
             )
         part = head(self._setting.tokenizer, document.text, room)
         return [part], max(1, tokens - len(part.ids))
@@ -131,9 +161,16 @@ class Label:
     def _probabilities(
         self, frames: Mapping[str, Frame], parts: Sequence[Part]
     ) -> Generator[Sequence[Step], Sequence[Generation], tuple[dict[str, float], bytes]]:
-        """Each label's probability: over all labels, or with ``multi`` that of yes against no; and the document's features."""
+        """Each label's probability: over all labels, or with ``multi`` that of yes against no; and the
+        document's features.
+        """
         steps = [
-            Step(f"score/{index}{name and '/' + name}", frame.around(part.ids), self._score, (part.start, part.end))
+            Step(
+                f"score/{index}{name and '/' + name}",
+                frame.around(part.ids),
+                self._score,
+                (part.start, part.end),
+            )
             for name, frame in frames.items()
             for index, part in enumerate(parts)
         ]
@@ -143,7 +180,9 @@ class Label:
         pooled = {name: pool([softmax(next(replies).scores) for _ in parts], weights) for name in frames}
         if self._config.multi:
             return {name: pooled[name][0] for name in self._config.labels}, b""
-        return dict(zip(self._config.labels, pooled[""], strict=True)), pool_features([reply.features for reply in found], weights)
+        return dict(zip(self._config.labels, pooled[""], strict=True)), pool_features(
+            [reply.features for reply in found], weights
+        )
 
     def _answer(self, probabilities: dict[str, float], parts: Sequence[Part], dropped: int) -> Answer:
         threshold = self._config.abstain_below
@@ -175,7 +214,10 @@ class Label:
         return self._fixed
 
     def _build(self, instructions: str) -> dict[str, Frame]:
-        described = {name: f"{self._names[name]}: {about}" if about else self._names[name] for name, about in self._config.labels.items()}
+        described = {
+            name: f"{self._names[name]}: {about}" if about else self._names[name]
+            for name, about in self._config.labels.items()
+        }
         if self._config.multi:
             return {name: self._frame(_YES_NO, instructions, text) for name, text in described.items()}
         return {"": self._frame(_CHOICE, instructions, "\n".join(f"- {text}" for text in described.values()))}
@@ -184,7 +226,9 @@ class Label:
         text = pattern.format(instructions=instructions, labels=labels)
         if not (self._setting.frames.document_first or self._examples):
             text += "\n\nText:"
-        turns = few_shot.turns(self._examples.shown, self._names, self._cue) if self._examples is not None else ()
+        turns = (
+            few_shot.turns(self._examples.shown, self._names, self._cue) if self._examples is not None else ()
+        )
         return self._setting.frames.build(text, self._cue, self._config.system, begun=True, turns=turns)
 
     def _continuations(self) -> Score:
@@ -192,15 +236,20 @@ class Label:
         read = [name if self._config.multi else self._names[name] for name in names]
         plain = [self._setting.frames.answer(name, begun=True, ended=False) for name in read]
         begins = [
-            any(mine == other[: len(mine)] for place, other in enumerate(plain) if place != index) for index, mine in enumerate(plain)
+            any(mine == other[: len(mine)] for place, other in enumerate(plain) if place != index)
+            for index, mine in enumerate(plain)
         ]
         sequences = tuple(
-            self._setting.frames.answer(name, begun=True, ended=ended) for name, ended in zip(read, begins, strict=True)
-        )  # fmt: skip
+            self._setting.frames.answer(name, begun=True, ended=ended)
+            for name, ended in zip(read, begins, strict=True)
+        )
         for index, sequence in enumerate(sequences):
             if sequence in sequences[:index]:
                 first = names[sequences.index(sequence)]
-                raise ConfigError(f"task {self._config.name!r}: labels {first!r} and {names[index]!r} are the same tokens; rename one")
+                raise ConfigError(
+                    f"task {self._config.name!r}: labels {first!r} and {names[index]!r} are the same "
+                    f"tokens; rename one"
+                )
         keeps = not self._config.multi and self._config.calibration != "none"
         return Score(sequences, _tolerance(self._config), features=keeps)
 
@@ -211,7 +260,9 @@ def _tolerance(config: LabelTask) -> float:
 
 
 def _asked(config: LabelTask) -> dict[str, Any]:
-    """The part of the definition that what the model is asked depends on; how its scores are seen afterwards is no part of it."""
+    """The part of the definition that what the model is asked depends on; how its scores are seen afterwards
+    is no part of it.
+    """
     seen = {"calibration", "expected_shares", "abstain_below", "target_accuracy"}
     kept = {key: value for key, value in definition(config).items() if key not in seen}
     return {**kept, "score_tolerance": _tolerance(config)}
@@ -229,13 +280,20 @@ def pool(rows: Sequence[Sequence[float]], weights: Sequence[int]) -> list[float]
     """Mean of the rows of probabilities, weighted (linear opinion pool); every weight counts at least one."""
     sizes = [max(1, weight) for weight in weights]
     total = sum(sizes)
-    return [sum(size * row[column] for size, row in zip(sizes, rows, strict=True)) / total for column in range(len(rows[0]))]
+    return [
+        sum(size * row[column] for size, row in zip(sizes, rows, strict=True)) / total
+        for column in range(len(rows[0]))
+    ]
 
 
 def pool_features(parts: Sequence[bytes], weights: Sequence[int]) -> bytes:
-    """Mean of the parts' features (little-endian float16), weighted as in ``pool``; empty when a part has none."""
+    """Mean of the parts' features (little-endian float16), weighted as in ``pool``; empty when a part has
+    none.
+    """
     if len(parts) == 1 or not all(parts):
         return parts[0] if all(parts) else b""
     rows = np.array([np.frombuffer(part, dtype="<f2") for part in parts], dtype=np.float64)
-    mean: bytes = np.average(rows, axis=0, weights=[max(1, weight) for weight in weights]).astype("<f2").tobytes()
+    mean: bytes = (
+        np.average(rows, axis=0, weights=[max(1, weight) for weight in weights]).astype("<f2").tobytes()
+    )
     return mean

@@ -1,7 +1,8 @@
 """``kind: summarize``: one summary a document, however long it is.
 
-A document that fits is asked about once. A longer one is cut into parts: ``map_reduce`` summarizes every part, then the
-summaries, in several levels where one prompt cannot hold them; ``refine`` carries one summary through the parts.
+A document that fits is asked about once. A longer one is cut into parts: ``map_reduce`` summarizes every
+part, then the summaries, in several levels where one prompt cannot hold them; ``refine`` carries one summary
+through the parts.
 """
 
 from __future__ import annotations
@@ -27,10 +28,14 @@ from pipeline.tasks.base import (
     strip_reasoning,
 )
 
-DEFAULT_INSTRUCTIONS = "Summarize the following text in two or three sentences. Keep the names, numbers and conclusions that matter."
+DEFAULT_INSTRUCTIONS = (
+    "Summarize the following text in two or three sentences. Keep the names, numbers "
+    "and conclusions that matter."
+)
 _PART = "The text below is one part of a longer document.\n{instructions}"
 _REDUCE = (
-    "Below are summaries of consecutive parts of one document, in order. Combine them into a single summary of the whole document.\n"
+    "Below are summaries of consecutive parts of one document, in order. Combine them into a single "
+    "summary of the whole document.\n"
     "{instructions}"
 )
 _REFINE = (
@@ -47,14 +52,26 @@ class Summarize:
         self._config = config
         self._setting = setting
         self._instructions = Instructions(config.instructions or DEFAULT_INSTRUCTIONS, config.name)
-        identity = {**shared, "task": definition(config), "instructions": config.instructions or DEFAULT_INSTRUCTIONS}
+        identity = {
+            **shared,
+            "task": definition(config),
+            "instructions": config.instructions or DEFAULT_INSTRUCTIONS,
+        }
         self.job = TaskJob(config.name, "summarize", identity, self._instructions.fields)
         self._frames: dict[str, Frame] = {}
         self.notes = self._build("{instructions}", "").notes
         if not self._instructions.per_document:
-            patterns = ("{instructions}", _PART, _REDUCE) if config.long_documents == "map_reduce" else ("{instructions}",)
+            patterns = (
+                ("{instructions}", _PART, _REDUCE)
+                if config.long_documents == "map_reduce"
+                else ("{instructions}",)
+            )
             for pattern in patterns:
-                checked_at_start(partial(self._room, self._build(pattern, self._instructions.plain), config.max_output_tokens))
+                checked_at_start(
+                    partial(
+                        self._room, self._build(pattern, self._instructions.plain), config.max_output_tokens
+                    )
+                )
 
     def work(self, document: Document) -> Work:
         """Steps ``whole``; or ``map/i`` and ``reduce/level/i``; or ``refine/i``."""
@@ -87,18 +104,22 @@ class Summarize:
         if self._config.long_documents == "fail":
             raise DocumentFailed(
                 "too_long",
-                f"the document has {tokens:,} tokens, {room:,} fit; set long_documents to map_reduce, or raise context_tokens",
+                f"the document has {tokens:,} tokens, {room:,} fit; set long_documents to map_reduce, or "
+                f"raise context_tokens",
             )
         part = head(self._setting.tokenizer, document.text, room)
         dropped = max(1, tokens - len(part.ids))
-        reply = yield from self._ask_one(document, "truncated", frame.around(part.ids, dropped), (0, part.end))
+        reply = yield from self._ask_one(
+            document, "truncated", frame.around(part.ids, dropped), (0, part.end)
+        )
         return self._answer(reply, len(part.ids), dropped=dropped)
 
     def _map_reduce(self, document: Document, instructions: str, room: int) -> Work:
         frame = self._frame(_PART, instructions)
         reduce_frame = self._frame(_REDUCE, instructions)
         reduce_room = min(room, self._room(reduce_frame, self._config.max_output_tokens))
-        # At least three summaries fit in one reduce prompt, so every level is shorter than the last and the reduction ends.
+        # At least three summaries fit in one reduce prompt, so every level is shorter than the last and the
+        # reduction ends.
         new_tokens = min(self._config.max_output_tokens, reduce_room // 3 - 8)
         parts = parts_of(self._setting, self._config, document.text, min(room, self._room(frame, new_tokens)))
         replies = yield from ask(
@@ -119,7 +140,11 @@ class Summarize:
             last = len(groups) == 1
             limit = self._config.max_output_tokens if last else new_tokens
             steps = [
-                Step(f"reduce/{level}/{index}", reduce_frame.around(ids), self._setting.decode(document, f"reduce/{level}/{index}", limit))
+                Step(
+                    f"reduce/{level}/{index}",
+                    reduce_frame.around(ids),
+                    self._setting.decode(document, f"reduce/{level}/{index}", limit),
+                )
                 for index, ids in enumerate(groups)
             ]
             replies = yield from ask(steps)
@@ -128,7 +153,9 @@ class Summarize:
             summaries, level = self._texts(replies), level + 1
 
     def _groups(self, summaries: Sequence[str], room: int) -> list[list[int]]:
-        """Token ids of consecutive summaries joined, each group within ``room`` and, but for the last, of at least two."""
+        """Token ids of consecutive summaries joined, each group within ``room`` and, but for the last, of at
+        least two.
+        """
         encode = self._setting.tokenizer.encode
         groups: list[list[int]] = [[]]
         for number, summary in enumerate(summaries, 1):
@@ -146,7 +173,9 @@ class Summarize:
         summary, reply = "", None
         for index, part in enumerate(parts):
             frame = first if index == 0 else self._build(_REFINE, instructions, summary)
-            reply = yield from self._ask_one(document, f"refine/{index}", frame.around(part.ids), (part.start, part.end))
+            reply = yield from self._ask_one(
+                document, f"refine/{index}", frame.around(part.ids), (part.start, part.end)
+            )
             summary = self._texts([reply])[0]
         assert reply is not None  # a document too long for one prompt has parts
         return self._answer(reply, sum(len(part.ids) for part in parts), parts=len(parts))
@@ -171,9 +200,14 @@ class Summarize:
         if not text:
             raise DocumentFailed("empty_answer", "the model ended its answer without writing anything")
         return Answer(
-            value=text, finish_reason=reply.finish_reason, raw=raw if raw.strip() != text else None,
-            tokens_in=tokens_in, tokens_out=len(reply.token_ids), tokens_dropped=dropped, parts=parts,
-        )  # fmt: skip
+            value=text,
+            finish_reason=reply.finish_reason,
+            raw=raw if raw.strip() != text else None,
+            tokens_in=tokens_in,
+            tokens_out=len(reply.token_ids),
+            tokens_dropped=dropped,
+            parts=parts,
+        )
 
     def _frame(self, pattern: str, instructions: str) -> Frame:
         """Frames that do not depend on the document are built once."""

@@ -1,4 +1,6 @@
-"""How fast it goes and how long it will take, from what was read so far: parts of unfinished documents count too."""
+"""How fast it goes and how long it will take, from what was read so far: parts of unfinished documents count
+too.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ class Pace:
         self._tokens += tokens
 
     def skipped(self, characters: float) -> None:
-        """Characters that need not be read any more: recorded in an earlier run, left out, or of a document that failed."""
+        """Characters that need not be read any more: recorded in an earlier run, left out, or of a document
+        that failed.
+        """
         self._left -= characters
 
     @property

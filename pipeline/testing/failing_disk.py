@@ -1,8 +1,9 @@
-"""A disk that fails on schedule, for tests: every change to the files under a folder is recorded, and the n-th one fails, once.
+"""A disk that fails on schedule, for tests: every change to the files under a folder is recorded, and the
+n-th one fails, once.
 
-Real files and a real SQLite, whose writes and syncs are reached through a file layer (VFS) of our own around its own one; everything
-else goes through the functions of ``os`` that this program changes files with. Only this process is affected. Connections to
-databases must be opened and closed inside the block.
+Real files and a real SQLite, whose writes and syncs are reached through a file layer (VFS) of our own around
+its own one; everything else goes through the functions of ``os`` that this program changes files with. Only
+this process is affected. Connections to databases must be opened and closed inside the block.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ Action = Literal["create", "write", "truncate", "sync", "sync folder", "rename"]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change to the disk, in the order in which it was asked for. ``target`` is the new name of what is renamed."""
+    """One change to the disk, in the order in which it was asked for. ``target`` is the new name of what is
+    renamed.
+    """
 
     action: Action
     path: Path
@@ -32,12 +35,15 @@ class Change:
 
 
 class FailingDisk:
-    """Counts and records the changes under ``folder``; number ``fails_at`` (from 1) does not happen and raises ``error`` (an errno).
+    """Counts and records the changes under ``folder``; number ``fails_at`` (from 1) does not happen and
+    raises ``error`` (an errno).
 
     With ``for_good`` all later ones fail too, as on a full disk that stays full.
     """
 
-    def __init__(self, folder: Path, fails_at: int | None = None, error: int = errno.ENOSPC, *, for_good: bool = False) -> None:
+    def __init__(
+        self, folder: Path, fails_at: int | None = None, error: int = errno.ENOSPC, *, for_good: bool = False
+    ) -> None:
         self.changes: list[Change] = []
         self.failed: Change | None = None
         self._folder = folder.resolve()
@@ -53,7 +59,9 @@ class FailingDisk:
         with self._lock:
             self.changes.append(Change(action, path, target))
             count = len(self.changes)
-            fails = self._fails_at is not None and (count == self._fails_at or (self._for_good and count > self._fails_at))
+            fails = self._fails_at is not None and (
+                count == self._fails_at or (self._for_good and count > self._fails_at)
+            )
             if fails and self.failed is None:
                 self.failed = self.changes[-1]
             return fails
@@ -90,7 +98,7 @@ def out_of_order(changes: list[Change]) -> list[str]:
     return wrong
 
 
-# ── the functions of the operating system ──────────────────────────────────────────────────────────────────────────────
+# ── the functions of the operating system ───────────────────────────────────────────────────────────────────
 
 
 class _Raw(io.FileIO):
@@ -105,7 +113,10 @@ class _Raw(io.FileIO):
 
 @contextlib.contextmanager
 def _operating_system(disk: FailingDisk) -> Iterator[None]:
-    real = {name: getattr(os, name) for name in ("open", "fdopen", "write", "pwrite", "fsync", "ftruncate", "replace", "rename")}
+    real = {
+        name: getattr(os, name)
+        for name in ("open", "fdopen", "write", "pwrite", "fsync", "ftruncate", "replace", "rename")
+    }
 
     def opened(path: Any, flags: int, *rest: Any, **more: Any) -> int:
         if flags & os.O_CREAT and not os.path.lexists(path):
@@ -149,10 +160,14 @@ def _path_of(descriptor: int) -> Path:
     return Path("/")
 
 
-# ── SQLite ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── SQLite ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 _OK, _FULL = 0, 13
-_IOERR: dict[Action, int] = {"write": 10 | 3 << 8, "sync": 10 | 4 << 8, "truncate": 10 | 6 << 8}  # SQLITE_IOERR and its kinds
+_IOERR: dict[Action, int] = {
+    "write": 10 | 3 << 8,
+    "sync": 10 | 4 << 8,
+    "truncate": 10 | 6 << 8,
+}  # SQLITE_IOERR and its kinds
 _Pointer = ctypes.c_void_p
 _OPEN = ctypes.CFUNCTYPE(ctypes.c_int, _Pointer, _Pointer, _Pointer, ctypes.c_int, _Pointer)
 _WRITE = ctypes.CFUNCTYPE(ctypes.c_int, _Pointer, _Pointer, ctypes.c_int, ctypes.c_int64)
@@ -164,18 +179,29 @@ class _Vfs(ctypes.Structure):
     """``sqlite3_vfs`` of sqlite3.h, up to its third version."""
 
     _fields_ = (
-        ("version", ctypes.c_int), ("file_bytes", ctypes.c_int), ("longest_path", ctypes.c_int), ("next", _Pointer),
-        ("name", ctypes.c_char_p), ("data", _Pointer), ("open", _Pointer), ("others", _Pointer * 15),
-    )  # fmt: skip
+        ("version", ctypes.c_int),
+        ("file_bytes", ctypes.c_int),
+        ("longest_path", ctypes.c_int),
+        ("next", _Pointer),
+        ("name", ctypes.c_char_p),
+        ("data", _Pointer),
+        ("open", _Pointer),
+        ("others", _Pointer * 15),
+    )
 
 
 class _Methods(ctypes.Structure):
     """``sqlite3_io_methods`` of sqlite3.h, up to its third version."""
 
     _fields_ = (
-        ("version", ctypes.c_int), ("close", _Pointer), ("read", _Pointer), ("write", _Pointer), ("truncate", _Pointer),
-        ("sync", _Pointer), ("others", _Pointer * 13),
-    )  # fmt: skip
+        ("version", ctypes.c_int),
+        ("close", _Pointer),
+        ("read", _Pointer),
+        ("write", _Pointer),
+        ("truncate", _Pointer),
+        ("sync", _Pointer),
+        ("others", _Pointer * 13),
+    )
 
 
 class _File(ctypes.Structure):
@@ -189,7 +215,8 @@ def _library() -> ctypes.CDLL:
     import _sqlite3
 
     assert sqlite3.sqlite_version_info >= (3, 7)  # the layouts above
-    library = ctypes.CDLL(_sqlite3.__file__)  # a symbol that is not in the module is found in what it is linked to
+    # a symbol that is not in the module is found in what it is linked to
+    library = ctypes.CDLL(_sqlite3.__file__)
     library.sqlite3_vfs_find.restype = ctypes.POINTER(_Vfs)
     library.sqlite3_vfs_find.argtypes = [ctypes.c_char_p]
     library.sqlite3_vfs_register.argtypes = [ctypes.POINTER(_Vfs), ctypes.c_int]
@@ -212,7 +239,9 @@ def _sqlite(disk: FailingDisk) -> Iterator[None]:
 
 
 class _Layer:
-    """Passes on what SQLite asks of its files, but for the changes that are to fail. Keeps alive what SQLite points to."""
+    """Passes on what SQLite asks of its files, but for the changes that are to fail. Keeps alive what SQLite
+    points to.
+    """
 
     def __init__(self, disk: FailingDisk, real: Any) -> None:
         self._disk = disk

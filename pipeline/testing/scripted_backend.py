@@ -1,14 +1,17 @@
-"""Parts that fail, stall or answer by a script, for tests of everything around a model: real processes, real files, no weights.
+"""Parts that fail, stall or answer by a script, for tests of everything around a model: real processes, real
+files, no weights.
 
-``OVERNIGHT_BACKEND=pipeline.testing.scripted_backend:ScriptedBackend`` puts the scripted model behind any command. Its answers depend only on the
-prompt, so an interrupted run must end equal to an uninterrupted one. ``OVERNIGHT_SCRIPT`` (JSON) sets its pace and faults:
+``OVERNIGHT_BACKEND=pipeline.testing.scripted_backend:ScriptedBackend`` puts the scripted model behind any
+command. Its answers depend only on the prompt, so an interrupted run must end equal to an uninterrupted one.
+``OVERNIGHT_SCRIPT`` (JSON) sets its pace and faults:
 
     {"seconds": 0.01, "batch": 4, "load_seconds": 0, "faults": [{"text": "POISON", "do": "segfault"}]}
 
-A fault fires on each request whose prompt contains ``text``. ``do``: segfault, kill (SIGKILL to itself), hang, exit, eat (allocate
-until killed), oom (out_of_memory reply), raise (model_error reply), empty (ends without a token). ``times`` limits a fault to the
-first so many processes, counted in the file ``counter``; ``load_fault`` fires while loading. ``runner_faults`` fire in the runner itself,
-when it tokenizes a text that contains theirs; there, ``stick`` is a hang that no signal ends.
+A fault fires on each request whose prompt contains ``text``. ``do``: segfault, kill (SIGKILL to itself),
+hang, exit, eat (allocate until killed), oom (out_of_memory reply), raise (model_error reply), empty (ends
+without a token). ``times`` limits a fault to the first so many processes, counted in the file ``counter``;
+``load_fault`` fires while loading. ``runner_faults`` fire in the runner itself, when it tokenizes a text that
+contains theirs; there, ``stick`` is a hang that no signal ends.
 """
 
 from __future__ import annotations
@@ -53,7 +56,9 @@ class ByteTokenizer:
         """See pipeline.prompts.Tokenizer."""
         if text.isascii():
             return self.encode(text), list(zip(range(len(text)), range(1, len(text) + 1), strict=True))
-        offsets = [(index, index + 1) for index, letter in enumerate(text) for _ in letter.encode("utf-8", "replace")]
+        offsets = [
+            (index, index + 1) for index, letter in enumerate(text) for _ in letter.encode("utf-8", "replace")
+        ]
         return self.encode(text), offsets
 
     def encode_template(self, text: str) -> list[int]:
@@ -72,11 +77,16 @@ class ByteTokenizer:
     def decode_exactly(self, ids: Sequence[int]) -> str:
         """See pipeline.prompts.Tokenizer."""
         runs = itertools.groupby(ids, key=lambda number: number < _FIRST_CONTROL)
-        return "".join(self.decode(list(run)) if plain else "".join(map(_control, run)) for plain, run in runs)
+        return "".join(
+            self.decode(list(run)) if plain else "".join(map(_control, run)) for plain, run in runs
+        )
 
     def render(self, messages: Sequence[Mapping[str, str]], options: Mapping[str, Any]) -> str | None:
         """See pipeline.prompts.Tokenizer."""
-        return "".join(f"<|start|><|{message['role']}|>{message['content']}<|end|>" for message in messages) + "<|start|><|model|>"
+        return (
+            "".join(f"<|start|><|{message['role']}|>{message['content']}<|end|>" for message in messages)
+            + "<|start|><|model|>"
+        )
 
 
 class ScriptedBackend:
@@ -100,11 +110,17 @@ class ScriptedBackend:
     def model_config(self) -> Mapping[str, Any]:
         """See pipeline.engine.interface.Backend."""
         return {
-            "model_type": "scripted", "num_hidden_layers": 1, "num_attention_heads": 1, "hidden_size": 8, "vocab_size": 300,
+            "model_type": "scripted",
+            "num_hidden_layers": 1,
+            "num_attention_heads": 1,
+            "hidden_size": 8,
+            "vocab_size": 300,
             "max_position_embeddings": 4096,
-        }  # fmt: skip
+        }
 
-    def open_engine(self, plan: Plan, offload_folder: Path, say: Callable[[str], None]) -> tuple[Engine, Mapping[str, Any]]:
+    def open_engine(
+        self, plan: Plan, offload_folder: Path, say: Callable[[str], None]
+    ) -> tuple[Engine, Mapping[str, Any]]:
         """See pipeline.engine.interface.Backend."""
         script = _script()
         time.sleep(script.get("load_seconds", 0))
@@ -149,18 +165,29 @@ class ScriptedEngine:
         time.sleep(self._script.get("seconds", 0) * len(batch))
         replies = [self._answer(request) for request in batch]
         seconds = (time.monotonic() - started) / max(1, len(batch))
-        return [self._stamped(reply, request, seconds, len(batch)) for reply, request in zip(replies, batch, strict=True)]
+        return [
+            self._stamped(reply, request, seconds, len(batch))
+            for reply, request in zip(replies, batch, strict=True)
+        ]
 
     def _answer(self, request: Request) -> Generation:
         prompt = bytes(number for number in request.ids if number < _FIRST_CONTROL)
         for fault in self._script.get("faults", ()):
             if fault["text"].encode() in prompt and _counts(fault):
                 error = _FAULTS[fault["do"]]()
-                return Generation(request.request_id, finish_reason="error", error=error) if error else Generation(request.request_id)
+                return (
+                    Generation(request.request_id, finish_reason="error", error=error)
+                    if error
+                    else Generation(request.request_id)
+                )
         if isinstance(request.ask, Decode):
             return _text(request, request.ask)
-        scores = tuple(-10 * int(digest(repr(request.ids), repr(sequence))[:6], 16) / 16**6 - 0.1 for sequence in request.ask.continuations)
-        features = digest(repr(request.ids))[:16].encode("utf-16-le") if request.ask.features else b""  # small numbers as float16
+        scores = tuple(
+            -10 * int(digest(repr(request.ids), repr(sequence))[:6], 16) / 16**6 - 0.1
+            for sequence in request.ask.continuations
+        )
+        # small numbers as float16
+        features = digest(repr(request.ids))[:16].encode("utf-16-le") if request.ask.features else b""
         return Generation(request.request_id, scores=scores, features=features)
 
     @staticmethod
@@ -181,7 +208,9 @@ def _text(request: Request, ask: Decode) -> Generation:
     seed = "" if ask.sampling is None else repr(ask.sampling)
     text = f"summary {digest(repr(request.ids), seed)} of {len(request.ids)} tokens".encode()
     short = text[: ask.max_new_tokens]
-    return Generation(request.request_id, tuple(short), finish_reason="stop" if len(short) == len(text) else "length")
+    return Generation(
+        request.request_id, tuple(short), finish_reason="stop" if len(short) == len(text) else "length"
+    )
 
 
 def _counts(fault: Mapping[str, Any]) -> bool:

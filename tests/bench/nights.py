@@ -1,4 +1,6 @@
-"""Nights of any size over the scripted engine, run in this process or a process of its own, and what they cost."""
+"""Nights of any size over the scripted engine, run in this process or a process of its own, and what they
+cost.
+"""
 
 from __future__ import annotations
 
@@ -36,27 +38,37 @@ def configured(folder: Path, rows: Iterator[str], kind: str = "label", batch_row
     folder.mkdir(parents=True, exist_ok=True)
     source = folder / "in.jsonl"
     with source.open("w", encoding="utf-8") as stream:
-        stream.writelines(json.dumps({"id": f"d{number}", "text": text}) + "\n" for number, text in enumerate(rows))
-    asked = {"label": {"labels": ["world", "sports", "business"]}, "summarize": {"max_output_tokens": 40}}[kind]
-    return parse_config({
-        "model": {"id": "scripted", "quantization": "none", "context_tokens": 1200},
-        "source": {"path": str(source)},
-        "tasks": [{"name": "task", "kind": kind, "instructions": "Which?", **asked}],
-        "engine": {"batch_rows": batch_rows},
-        "run": {"directory": str(folder / "run")},
-    })  # fmt: skip
+        stream.writelines(
+            json.dumps({"id": f"d{number}", "text": text}) + "\n" for number, text in enumerate(rows)
+        )
+    asked = {"label": {"labels": ["world", "sports", "business"]}, "summarize": {"max_output_tokens": 40}}[
+        kind
+    ]
+    return parse_config(
+        {
+            "model": {"id": "scripted", "quantization": "none", "context_tokens": 1200},
+            "source": {"path": str(source)},
+            "tasks": [{"name": "task", "kind": kind, "instructions": "Which?", **asked}],
+            "engine": {"batch_rows": batch_rows},
+            "run": {"directory": str(folder / "run")},
+        }
+    )
 
 
 def waiting(config: Config) -> dict[str, float]:
     """How long the model of the latest run was there, and how long of it it waited for work."""
     with closing(sqlite3.connect(Path(config.run.directory) / "ledger.sqlite")) as ledger:
-        (facts,) = ledger.execute("SELECT json_extract(facts, '$.waiting') FROM runs ORDER BY id DESC LIMIT 1").fetchone()
+        (facts,) = ledger.execute(
+            "SELECT json_extract(facts, '$.waiting') FROM runs ORDER BY id DESC LIMIT 1"
+        ).fetchone()
     told: dict[str, float] = json.loads(facts)
     return told
 
 
 def finish_all(config: Config) -> None:
-    """Give every document an answer as a night would have, in groups so large, and so ordered, that a million take minutes."""
+    """Give every document an answer as a night would have, in groups so large, and so ordered, that a million
+    take minutes.
+    """
     path = Path(config.run.directory) / "ledger.sqlite"
     with Ledger.open(path, write=True) as ledger:
         (task,) = ledger.tasks()
@@ -64,10 +76,16 @@ def finish_all(config: Config) -> None:
         inventory = ledger.start_inventory(number)
         keys = []
         for document in read_source(config.source, ()):
-            inventory.see([document])  # type: ignore[list-item]  # the source is written here and has no rejects
+            # the source is written here and has no rejects
+            inventory.see([document])  # type: ignore[list-item]
             keys.append(task.job.key(document))  # type: ignore[arg-type]  # as above
         inventory.finish(complete=True)
-        answer = Answer("world", "stop", {"world": 0.5, "sports": 0.3, "business": 0.2}, {"world": -0.7, "sports": -1.2, "business": -1.6})
+        answer = Answer(
+            "world",
+            "stop",
+            {"world": 0.5, "sports": 0.3, "business": 0.2},
+            {"world": -0.7, "sports": -1.2, "business": -1.6},
+        )
         keys.sort()
         for begin in range(0, len(keys), _GROUP):
             works = [(name, key) for key in ledger.pending(name, keys[begin : begin + _GROUP])]
@@ -77,17 +95,21 @@ def finish_all(config: Config) -> None:
 
 
 def main() -> None:
-    """``python -m tests.bench.nights FOLDER COUNT``: a night in this process; prints what it took as one JSON object."""
+    """``python -m tests.bench.nights FOLDER COUNT``: a night in this process; prints what it took as one JSON
+    object.
+    """
     folder, count = Path(sys.argv[1]), int(sys.argv[2])
     os.environ["OVERNIGHT_BACKEND"] = BACKEND
     config = configured(folder, texts(count))
     started, spent = time.monotonic(), time.process_time()
     done = run(config)
     facts: dict[str, Any] = {
-        "seconds": time.monotonic() - started, "cpu_seconds": time.process_time() - spent,
+        "seconds": time.monotonic() - started,
+        "cpu_seconds": time.process_time() - spent,
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "exit_code": done.exit_code, "done": done.status.tasks["task"]["done"],
-    }  # fmt: skip
+        "exit_code": done.exit_code,
+        "done": done.status.tasks["task"]["done"],
+    }
     print(json.dumps(facts))
 
 

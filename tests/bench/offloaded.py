@@ -1,6 +1,7 @@
 """A process that runs a model with the library's own disk offload.
 
-As a script: ``python -m tests.bench.offloaded MODEL RESULT ALLOWED_BYTES ROWS NEW_TOKENS DTYPE [PROMPT]``; waits for a line first.
+As a script: ``python -m tests.bench.offloaded MODEL RESULT ALLOWED_BYTES ROWS NEW_TOKENS DTYPE [PROMPT]``;
+waits for a line first.
 """
 
 from __future__ import annotations
@@ -18,11 +19,21 @@ from tests.engine.streaming.large_model import PROMPT_TOKENS, plan, requests
 from tests.engine.streaming.opened import answers, configured
 
 
-def main(folder: str, result: str, allowed: str, rows: str, new_tokens: str, dtype: str, prompt: str = str(PROMPT_TOKENS)) -> None:
+def main(
+    folder: str,
+    result: str,
+    allowed: str,
+    rows: str,
+    new_tokens: str,
+    dtype: str,
+    prompt: str = str(PROMPT_TOKENS),
+) -> None:
     sys.stdin.readline()
     config = configured(Path(folder), "none", int(allowed))
     loaded = load_model(config.model, dtype, Path(result).parent / "offload")
-    engine = ModelEngine(loaded.model, dataclasses.replace(plan(int(rows)), dtype=dtype), end_ids=(), pad_id=0)
+    engine = ModelEngine(
+        loaded.model, dataclasses.replace(plan(int(rows)), dtype=dtype), end_ids=(), pad_id=0
+    )
     ends: list[float] = []
     engine._forward.after_pass = lambda: ends.append(time.perf_counter())
     started = time.perf_counter()

@@ -1,6 +1,8 @@
-"""Everything around the model: is it ever short of work, what do ledger and bookkeeping cost, does memory stay flat?
+"""Everything around the model: is it ever short of work, what do ledger and bookkeeping cost, does memory
+stay flat?
 
-``python -m pytest -m bench tests/bench -s`` prints what was measured. On a machine that does something else meanwhile, times are longer.
+``python -m pytest -m bench tests/bench -s`` prints what was measured. On a machine that does something else
+meanwhile, times are longer.
 """
 
 from __future__ import annotations
@@ -41,13 +43,15 @@ def script(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
     [
         pytest.param({"count": 300}, 1, id="one at a time"),
         pytest.param({"count": 400}, 8, id="batches"),
-        pytest.param({"count": 100, "long_every": 50, "long_sentences": 2000}, 8, id="two long ones among short ones"),
+        pytest.param(
+            {"count": 100, "long_every": 50, "long_sentences": 2000}, 8, id="two long ones among short ones"
+        ),
         pytest.param({"count": 1, "sentences": 8000}, 8, id="one long one"),
     ],
 )
 def test_the_model_is_never_short_of_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, documents: dict[str, int], batch: int
-) -> None:  # fmt: skip
+) -> None:
     """Twenty prompts a second, of a model that takes three seconds to load; waiting counts from then on."""
     script(monkeypatch, seconds=0.05, batch=batch, load_seconds=3)
     config = nights.configured(tmp_path, nights.texts(**documents), "summarize", batch_rows=8)
@@ -58,8 +62,12 @@ def test_the_model_is_never_short_of_work(
     assert share <= 0.03
 
 
-def test_ledger_and_bookkeeping_take_a_hundredth_at_twenty_documents_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wall time in the ledger, commits and all, and in the bookkeeping of documents under way, without tokenizing."""
+def test_ledger_and_bookkeeping_take_a_hundredth_at_twenty_documents_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wall time in the ledger, commits and all, and in the bookkeeping of documents under way, without
+    tokenizing.
+    """
     script(monkeypatch, seconds=0.05, batch=1)
     kinds = ("ledger", "tokenizing and tasks", "bookkeeping", "waiting for the worker")
     spent, computed = dict.fromkeys(kinds, 0.0), dict.fromkeys(kinds, 0.0)
@@ -93,7 +101,10 @@ def test_ledger_and_bookkeeping_take_a_hundredth_at_twenty_documents_a_second(tm
     for times in (spent, computed):
         times["bookkeeping"] -= times["tokenizing and tasks"]
     print(
-        f"\nof {seconds:.1f} s: " + ", ".join(f"{kind} {spent[kind] / seconds:.2%} (cpu {computed[kind] / seconds:.2%})" for kind in kinds)
+        f"\nof {seconds:.1f} s: "
+        + ", ".join(
+            f"{kind} {spent[kind] / seconds:.2%} (cpu {computed[kind] / seconds:.2%})" for kind in kinds
+        )
     )
     assert (spent["ledger"] + spent["bookkeeping"]) / seconds <= 0.01
 
@@ -101,7 +112,10 @@ def test_ledger_and_bookkeeping_take_a_hundredth_at_twenty_documents_a_second(tm
 def test_memory_is_flat_from_a_thousand_to_a_hundred_thousand_documents(tmp_path: Path) -> None:
     few, many = (_night(tmp_path / str(count), count) for count in (1_000, 100_000))
     grown = many["peak_bytes"] - few["peak_bytes"]
-    print(f"\n{grown / 1e6:.0f} MB more; {many['seconds']:.0f} s, of it {many['cpu_seconds']:.0f} s of processor time in the runner")
+    print(
+        f"\n{grown / 1e6:.0f} MB more; {many['seconds']:.0f} s, of it {many['cpu_seconds']:.0f} s of "
+        f"processor time in the runner"
+    )
     assert grown < 150e6  # of it 64 MiB are the page cache of each of two connections to the ledger
     assert many["cpu_seconds"] < 150 * few["cpu_seconds"]
 
@@ -113,7 +127,10 @@ def test_a_million_finished_documents_are_found_finished_within_a_minute(tmp_pat
     nights.finish_all(config)
     again = _night(tmp_path, count)
     few = _night(tmp_path / "few", 1_000)
-    print(f"\n{again['seconds']:.1f} s, {(again['peak_bytes'] - few['peak_bytes']) / 1e6:.0f} MB more than a thousand take")
+    print(
+        f"\n{again['seconds']:.1f} s, {(again['peak_bytes'] - few['peak_bytes']) / 1e6:.0f} MB more than "
+        f"a thousand take"
+    )
     assert again["done"] == count
     assert again["seconds"] <= 60
     assert again["peak_bytes"] - few["peak_bytes"] < 150e6

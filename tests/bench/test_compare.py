@@ -27,15 +27,23 @@ _TEXTS = [
 
 def _config(model: Path, tmp_path: Path, *tasks: dict[str, Any]) -> Config:
     path = tmp_path / "documents.jsonl"
-    path.write_text("".join(json.dumps({"id": str(number), "text": text}) + "\n" for number, text in enumerate(_TEXTS)))
-    return parse_config({
-        "model": {"id": str(model), "quantization": "none", "dtype": "float32"},
-        "source": {"path": str(path)}, "tasks": list(tasks), "run": {"directory": str(tmp_path / "run")},
-    })  # fmt: skip
+    path.write_text(
+        "".join(json.dumps({"id": str(number), "text": text}) + "\n" for number, text in enumerate(_TEXTS))
+    )
+    return parse_config(
+        {
+            "model": {"id": str(model), "quantization": "none", "dtype": "float32"},
+            "source": {"path": str(path)},
+            "tasks": list(tasks),
+            "run": {"directory": str(tmp_path / "run")},
+        }
+    )
 
 
 def test_texts(demo_model_folder: Path, tmp_path: Path) -> None:
-    config = _config(demo_model_folder, tmp_path, {"name": "short", "kind": "summarize", "max_output_tokens": 6})
+    config = _config(
+        demo_model_folder, tmp_path, {"name": "short", "kind": "summarize", "max_output_tokens": 6}
+    )
     result = bench(config, BenchOptions(documents=4, slow_documents=2, repetitions=1, to_the_end=True))
     assert [line.name for line in result.lines] == ["overnight", "naive", "static", "generate_batch"]
     assert result.output_tokens == 6
@@ -53,9 +61,16 @@ def test_texts(demo_model_folder: Path, tmp_path: Path) -> None:
 
 
 def test_labels(demo_model_folder: Path, tmp_path: Path) -> None:
-    task = {"name": "topic", "kind": "label", "labels": ["world", "sports", "state of the harbour"], "score_tolerance": 0}
+    task = {
+        "name": "topic",
+        "kind": "label",
+        "labels": ["world", "sports", "state of the harbour"],
+        "score_tolerance": 0,
+    }
     config = _config(demo_model_folder, tmp_path, {"name": "short", "kind": "summarize"}, task)
-    options = BenchOptions(documents=4, slow_documents=2, repetitions=1, task="topic", contestants=("pass_per_label",))
+    options = BenchOptions(
+        documents=4, slow_documents=2, repetitions=1, task="topic", contestants=("pass_per_label",)
+    )
     result = bench(config, options)
     assert [line.name for line in result.lines] == ["overnight", "pass_per_label"]
     assert result.line("pass_per_label").same == 1
@@ -73,7 +88,9 @@ def test_placements(demo_model_folder: Path, tmp_path: Path) -> None:
     config = _config(demo_model_folder, tmp_path, {"name": "short", "kind": "summarize"})
     result = bench_placements(config, [40, 90, 10**6], new_tokens=3, repetitions=2)
     assert [(line.placement, line.context_tokens) for line in result.lines] == [
-        (placement, tokens) for tokens in (40, 90) for placement in ("device", "offloaded", "disk", "quantized")
+        (placement, tokens)
+        for tokens in (40, 90)
+        for placement in ("device", "offloaded", "disk", "quantized")
     ]
     assert "1,000,000" in result.skipped[0]
     for line in result.lines:
@@ -92,7 +109,9 @@ def test_placements(demo_model_folder: Path, tmp_path: Path) -> None:
 
 
 def test_command(demo_model_folder: Path, tmp_path: Path) -> None:
-    config = _config(demo_model_folder, tmp_path, {"name": "short", "kind": "summarize", "max_output_tokens": 2})
+    config = _config(
+        demo_model_folder, tmp_path, {"name": "short", "kind": "summarize", "max_output_tokens": 2}
+    )
     path = tmp_path / "config.yaml"
     path.write_text(json.dumps(config.model_dump(mode="json")))
     command = [

@@ -1,4 +1,5 @@
-"""What persisted caches save, what they cost when nobody comes back, and by how much the smaller formats change answers.
+"""What persisted caches save, what they cost when nobody comes back, and by how much the smaller formats
+change answers.
 
 ``OVERNIGHT_BENCH_DOCUMENTS`` sets how many documents take part.
 """
@@ -21,7 +22,11 @@ COUNT = int(os.environ.get("OVERNIGHT_BENCH_DOCUMENTS", "40"))
 TURNS = 5
 CHARACTERS = 9_000  # of these texts, about 2,000 tokens
 ROOT = Path(__file__).parents[2]
-FIRST: dict[str, Any] = {"name": "topic", "kind": "label", "labels": ["world", "sports", "business", "science"]}
+FIRST: dict[str, Any] = {
+    "name": "topic",
+    "kind": "label",
+    "labels": ["world", "sports", "business", "science"],
+}
 SECOND: dict[str, Any] = {
     "name": "tone",
     "kind": "label",
@@ -33,17 +38,30 @@ FORMATS = ("fp16", "bf16", "int8", "int4")
 
 def long_rows() -> list[dict[str, Any]]:
     """Reports one after the other, each document with a different one first."""
-    reports = [json.loads(line)["text"] for line in (ROOT / "data" / "reports.jsonl").read_text(encoding="utf-8").splitlines()]
+    reports = [
+        json.loads(line)["text"]
+        for line in (ROOT / "data" / "reports.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     rows = []
     for number in range(COUNT):
         turned = reports[number % len(reports) :] + reports[: number % len(reports)]
-        rows.append({"id": f"d{number:03}", "text": f"Collection {number}.\n\n" + "\n\n".join(turned)[: CHARACTERS + 20 * (number % 7)]})
+        rows.append(
+            {
+                "id": f"d{number:03}",
+                "text": f"Collection {number}.\n\n" + "\n\n".join(turned)[: CHARACTERS + 20 * (number % 7)],
+            }
+        )
     return rows
 
 
 def a_night(folder: Path, tasks: list[dict[str, Any]], **store: Any) -> ANight:
     extra = {
-        "model": {"id": "smollm2-135m-instruct", "quantization": "none", "dtype": "float32", "context_tokens": 4096},
+        "model": {
+            "id": "smollm2-135m-instruct",
+            "quantization": "none",
+            "dtype": "float32",
+            "context_tokens": 4096,
+        },
         "generation": {"layout": "document_first"},
         "engine": {},
         "kv_cache": {"store": store},
@@ -51,7 +69,9 @@ def a_night(folder: Path, tasks: list[dict[str, Any]], **store: Any) -> ANight:
     return ANight(folder, long_rows(), tasks=tasks, extra=extra)
 
 
-def night(folder: Path, tasks: list[dict[str, Any]], **store: Any) -> tuple[float, dict[str, Any], list[dict[str, Any]]]:
+def night(
+    folder: Path, tasks: list[dict[str, Any]], **store: Any
+) -> tuple[float, dict[str, Any], list[dict[str, Any]]]:
     """Seconds from the loaded model to the last answer, the report, the answers."""
     made = a_night(folder, tasks, **store)
     done = made.run(timeout=3600)
@@ -65,7 +85,10 @@ def test_the_second_question(tmp_path: Path, demo_model_folder: Path) -> None:
     second_seconds, second, found = night(tmp_path / "on", [FIRST, SECOND], documents="always")
     _, _, plain = night(tmp_path / "plain", [FIRST, SECOND], quota=0)
     share = second_seconds / first_seconds
-    print(f"{COUNT} documents: first task {first_seconds:.1f} s, second {second_seconds:.1f} s ({share:.3f} of it); {second['store']}")
+    print(
+        f"{COUNT} documents: first task {first_seconds:.1f} s, second {second_seconds:.1f} s ({share:.3f} "
+        f"of it); {second['store']}"
+    )
     assert first["store"]["stored"] >= COUNT
     assert second["store"]["loaded"] >= COUNT
     for ours, theirs in zip(found, plain, strict=True):
@@ -100,11 +123,13 @@ def test_formats_drift(tmp_path: Path, demo_model_folder: Path) -> None:
         texts = sum(ours["sum"] == theirs["sum"] for ours, theirs in zip(found, exact, strict=True))
         moved = max(
             abs(ours["tone_probabilities"][label] - theirs["tone_probabilities"][label])
-            for ours, theirs in zip(found, exact, strict=True) for label in SECOND["labels"]
-        )  # fmt: skip
+            for ours, theirs in zip(found, exact, strict=True)
+            for label in SECOND["labels"]
+        )
         tokens = report["store"]["loaded_tokens"]
         print(
-            f"{name}: {labels / COUNT:.1%} of labels, {texts / COUNT:.1%} of texts the same, probabilities moved by at most {moved:.4f}, "
+            f"{name}: {labels / COUNT:.1%} of labels, {texts / COUNT:.1%} of texts the same, "
+            f"probabilities moved by at most {moved:.4f}, "
             f"{report['store']['loaded_bytes'] / tokens / 1024:.1f} KiB a token"
         )
         assert report["store"]["loaded"] >= COUNT

@@ -20,7 +20,9 @@ def findings(night: ANight, *arguments: str) -> dict[str, list[dict[str, Any]]]:
     for finding in json.loads(done.stdout)["findings"]:
         assert "\n" not in finding["message"]
         found.setdefault(finding["name"], []).append(finding)
-    assert (done.returncode == 2) == any(each["level"] == "stop" for group in found.values() for each in group)
+    assert (done.returncode == 2) == any(
+        each["level"] == "stop" for group in found.values() for each in group
+    )
     return found
 
 
@@ -43,13 +45,22 @@ def test_a_model_that_is_not_here_stops_the_night(tmp_path: Path) -> None:
 
 
 def test_a_missing_source_stops_the_night(tmp_path: Path) -> None:
-    (source,) = findings(ANight(tmp_path, documents(4)), "--set", f"source.path={tmp_path}/gone.jsonl")["source"]
+    (source,) = findings(ANight(tmp_path, documents(4)), "--set", f"source.path={tmp_path}/gone.jsonl")[
+        "source"
+    ]
     assert source["level"] == "stop"
     assert "gone.jsonl" in source["message"]
 
 
 def test_time_is_told_and_a_deadline_that_is_too_near(tmp_path: Path, demo_model_folder: Path) -> None:
-    extra = {"model": {"id": str(demo_model_folder), "quantization": "none", "dtype": "float32", "context_tokens": 512}}
+    extra = {
+        "model": {
+            "id": str(demo_model_folder),
+            "quantization": "none",
+            "dtype": "float32",
+            "context_tokens": 512,
+        }
+    }
     night = ANight(tmp_path, documents(3000, longest=9), extra=extra)
     soon = (datetime.datetime.now() + datetime.timedelta(minutes=2)).strftime("%H:%M")
     found = findings(night, "--set", f"run.deadline='{soon}'")

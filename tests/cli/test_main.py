@@ -1,4 +1,6 @@
-"""The command line as a user meets it: instant help, one sentence for each mistake, one JSON object for ``--json``, exit codes."""
+"""The command line as a user meets it: instant help, one sentence for each mistake, one JSON object for
+``--json``, exit codes.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,18 @@ LIGHT = {
     "pipeline.errors",
 }
 # Typer itself loads pydantic; that none of our own models is built is seen by pipeline.config.
-HEAVY = {"torch", "transformers", "accelerate", "bitsandbytes", "datasets", "prefect", "pyarrow", "numpy", "sqlalchemy", "yaml"}
+HEAVY = {
+    "torch",
+    "transformers",
+    "accelerate",
+    "bitsandbytes",
+    "datasets",
+    "prefect",
+    "pyarrow",
+    "numpy",
+    "sqlalchemy",
+    "yaml",
+}
 STATES = {"pending", "running", "done", "failed", "quarantined", "skipped"}
 ROOT = Path(__file__).parents[2]
 
@@ -52,12 +65,16 @@ def night(tmp_path_factory: pytest.TempPathFactory) -> ANight:
     return finished
 
 
-# ── help ───────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── help ────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("arguments", [("--help",), *((name, "--help") for name in COMMANDS + QUALITY_COMMANDS)], ids=" ".join)
+@pytest.mark.parametrize(
+    "arguments", [("--help",), *((name, "--help") for name in COMMANDS + QUALITY_COMMANDS)], ids=" ".join
+)
 def test_help_loads_nothing_heavy(arguments: tuple[str, ...]) -> None:
-    done = subprocess.run([sys.executable, "-c", _HELP, *arguments], capture_output=True, text=True, cwd=ROOT, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", _HELP, *arguments], capture_output=True, text=True, cwd=ROOT, check=True
+    )
     assert "Usage" in done.stdout
     loaded = set(json.loads(done.stderr.splitlines()[-1]))
     assert {"typer", "pipeline.cli.main"} <= loaded
@@ -83,40 +100,90 @@ def test_help_is_instant(night: ANight, record_property: Callable[[str, object],
     assert min(seconds) < 0.5
 
 
-# ── mistakes ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── mistakes ────────────────────────────────────────────────────────────────────────────────────────────────
 
 MISTAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     # what: (arguments, words in the sentence); {names} stand for paths of the night
-    "missing configuration": (("run", "{folder}/nowhere.yaml"), ("there is no configuration file", "nowhere.yaml")),
+    "missing configuration": (
+        ("run", "{folder}/nowhere.yaml"),
+        ("there is no configuration file", "nowhere.yaml"),
+    ),
     "configuration is a folder": (("plan", "{folder}"), ("is a folder",)),
-    "unknown key": (("run", "{config}", "--set", "model.quantisation=nf4"), ("model.quantisation", "unknown key")),
+    "unknown key": (
+        ("run", "{config}", "--set", "model.quantisation=nf4"),
+        ("model.quantisation", "unknown key"),
+    ),
     "wrong value": (("plan", "{config}", "--set", "model.quantization=int3"), ("model.quantization", "int3")),
-    "override without a value": (("run", "{config}", "--set", "model.dtype"), ("--set 'model.dtype'", "a.b=c")),
+    "override without a value": (
+        ("run", "{config}", "--set", "model.dtype"),
+        ("--set 'model.dtype'", "a.b=c"),
+    ),
     "override of no task": (("run", "{config}", "--set", "tasks.topics.multi=true"), ("topics", "no item")),
-    "no task of the kind": (("run", "{config}", "--kind", "extract", "--set", "run.directory={folder}/kind"), ("extract", "topic (label)")),
+    "no task of the kind": (
+        ("run", "{config}", "--kind", "extract", "--set", "run.directory={folder}/kind"),
+        ("extract", "topic (label)"),
+    ),
     "missing source": (
-        ("run", "{config}", "--set", "source.path={folder}/gone.jsonl", "--set", "run.directory={folder}/missing"),
+        (
+            "run",
+            "{config}",
+            "--set",
+            "source.path={folder}/gone.jsonl",
+            "--set",
+            "run.directory={folder}/missing",
+        ),
         ("gone.jsonl", "source.path"),
     ),
     "source of an unknown kind": (
-        ("run", "{config}", "--set", "source.path={folder}/config.yaml", "--set", "run.directory={folder}/kindless"),
+        (
+            "run",
+            "{config}",
+            "--set",
+            "source.path={folder}/config.yaml",
+            "--set",
+            "run.directory={folder}/kindless",
+        ),
         ("config.yaml", ".jsonl"),
     ),
-    "run directory is a file": (("run", "{config}", "--set", "run.directory={config}"), ("config.yaml", "a file is in the way")),
-    "run exports to an input": (("run", "{config}", "--output", "{source}"), ("in.jsonl", "it is an input of the run")),
-    "export to an input": (("export", "{run}", "--output", "{source}", "--force"), ("in.jsonl", "it is an input of the run")),
-    "export over a foreign file": (("export", "{run}", "--output", "{folder}/foreign.csv"), ("foreign.csv", "--force")),
+    "run directory is a file": (
+        ("run", "{config}", "--set", "run.directory={config}"),
+        ("config.yaml", "a file is in the way"),
+    ),
+    "run exports to an input": (
+        ("run", "{config}", "--output", "{source}"),
+        ("in.jsonl", "it is an input of the run"),
+    ),
+    "export to an input": (
+        ("export", "{run}", "--output", "{source}", "--force"),
+        ("in.jsonl", "it is an input of the run"),
+    ),
+    "export over a foreign file": (
+        ("export", "{run}", "--output", "{folder}/foreign.csv"),
+        ("foreign.csv", "--force"),
+    ),
     "unknown suffix": (("export", "{run}", "--output", "{folder}/out.xlsx"), ("out.xlsx", ".parquet")),
-    "unknown suffix before the night": (("run", "{config}", "--output", "{folder}/out.xlsx"), ("out.xlsx", ".parquet")),
+    "unknown suffix before the night": (
+        ("run", "{config}", "--output", "{folder}/out.xlsx"),
+        ("out.xlsx", ".parquet"),
+    ),
     "unknown document": (("show", "{run}", "nobody"), ("no document", "'nobody'")),
     "reproducing an unknown document": (("reproduce", "{run}", "nobody"), ("no document", "'nobody'")),
     "status of no run directory": (("status", "{folder}"), ("is not a run directory",)),
     "report of no run directory": (("report", "{folder}"), ("is not a run directory",)),
-    "export of no run directory": (("export", "{folder}", "--output", "{folder}/out.csv"), ("is not a run directory",)),
+    "export of no run directory": (
+        ("export", "{folder}", "--output", "{folder}/out.csv"),
+        ("is not a run directory",),
+    ),
     "retry of no run directory": (("retry", "{folder}"), ("is not a run directory",)),
-    "retry of an unknown task": (("retry", "{run}", "--task", "sentiment"), ("'sentiment'", "summary, topic")),
-    "a changed task": (("run", "{config}", "--set", "tasks.topic.multi=true"), ("task 'topic'", "multi: false → true", "--fork")),
-}  # fmt: skip
+    "retry of an unknown task": (
+        ("retry", "{run}", "--task", "sentiment"),
+        ("'sentiment'", "summary, topic"),
+    ),
+    "a changed task": (
+        ("run", "{config}", "--set", "tasks.topic.multi=true"),
+        ("task 'topic'", "multi: false → true", "--fork"),
+    ),
+}
 
 
 def spoken(err: str) -> str:
@@ -146,7 +213,9 @@ def test_a_mistake_gets_a_sentence(night: ANight, mistake: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("frobnicate",), ("run",), ("run", "x.yaml", "--limit", "none"), ("export", "somewhere")], ids=" ".join
+    "arguments",
+    [("frobnicate",), ("run",), ("run", "x.yaml", "--limit", "none"), ("export", "somewhere")],
+    ids=" ".join,
 )
 def test_wrong_arguments_are_explained(night: ANight, arguments: tuple[str, ...]) -> None:
     done = night.command(*arguments)
@@ -165,7 +234,7 @@ def test_a_wrong_model_gets_a_sentence(tmp_path: Path, model: str) -> None:
     assert done.stdout == ""
 
 
-# ── --json ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── --json ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def one_object(text: str) -> dict[str, Any]:
@@ -184,7 +253,10 @@ JSON_COMMANDS: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "report": (("report", "{run}"), {"inputs", "tasks", "runs", "rejects"}),
     "retry": (("retry", "{run}"), {"retried"}),
     "show": (("show", "{run}", "d0001"), {"id", "documents"}),
-    "reproduce": (("reproduce", "{run}", "d0001"), {"exit_code", "reason", "run_directory", "report", "status"}),
+    "reproduce": (
+        ("reproduce", "{run}", "d0001"),
+        {"exit_code", "reason", "run_directory", "report", "status"},
+    ),
     "doctor": (("doctor", "{config}"), {"findings"}),
 }
 
@@ -215,18 +287,28 @@ def test_without_json_it_is_words(night: ANight, name: str) -> None:
 def test_the_status_has_its_shape(night: ANight) -> None:
     counts = night.status()
     assert set(counts) == {"documents", "rejected", "duplicates", "complete", "tasks"}
-    assert (counts["documents"], counts["rejected"], counts["duplicates"], counts["complete"]) == (6, 0, 0, True)
+    assert (counts["documents"], counts["rejected"], counts["duplicates"], counts["complete"]) == (
+        6,
+        0,
+        0,
+        True,
+    )
     assert set(counts["tasks"]) == {"topic", "summary"}
     for states in counts["tasks"].values():
         assert set(states) == STATES
         assert states["done"] == sum(states.values()) == 6
 
 
-# ── exit codes ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── exit codes ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_failed_documents_end_in_3(tmp_path: Path) -> None:
-    rows = [*documents(3, longest=4), {"id": "odd", "text": "An ODD one."}, {"id": "no text"}, {"id": "void", "text": " "}]
+    rows = [
+        *documents(3, longest=4),
+        {"id": "odd", "text": "An ODD one."},
+        {"id": "no text"},
+        {"id": "void", "text": " "},
+    ]
     night = ANight(tmp_path, rows, script={"faults": [{"text": "ODD", "do": "raise"}]})
     done = night.run("--json", "--output", str(tmp_path / "out.jsonl"))
     assert done.returncode == 3

@@ -1,4 +1,6 @@
-"""``overnight plan`` as a user meets it: reasons, predictions, other machines, tables, plots, and what is missing said out loud."""
+"""``overnight plan`` as a user meets it: reasons, predictions, other machines, tables, plots, and what is
+missing said out loud.
+"""
 
 from __future__ import annotations
 
@@ -76,15 +78,26 @@ def test_a_split_model_says_how_slow_and_what_would_help(night: ANight) -> None:
     facts = plan(night, "--vram", "8GiB", "--ram", "32GiB", "--set", "model.quantization=none")
     assert facts["forecast"]["verdict"] == "split"
     assert value(facts, "slowdown") > 2
-    assert value(facts, "transferred_a_step") == pytest.approx(value(facts, "weights_in_ram") + value(facts, "weights_on_disk"), rel=0.01)
+    assert value(facts, "transferred_a_step") == pytest.approx(
+        value(facts, "weights_in_ram") + value(facts, "weights_on_disk"), rel=0.01
+    )
     assert any("nf4" in step for step in facts["forecast"]["next_steps"])
 
 
 def test_words_for_a_newcomer(night: ANight) -> None:
     done = night.command("plan", str(night.config), "--vram", "24GiB", "--ram", "64GiB", "--tables")
     assert done.returncode == 0, done.stderr
-    for words in ("Decision: it fits.", "Predictions (speeds: typical of such a machine)", "GQA", "vLLM or TGI", "Documents: 30",
-                  "KV cache by context", "Tokens in", "Which models fit in 4 bits", "PCIe 4.0 x16"):  # fmt: skip
+    for words in (
+        "Decision: it fits.",
+        "Predictions (speeds: typical of such a machine)",
+        "GQA",
+        "vLLM or TGI",
+        "Documents: 30",
+        "KV cache by context",
+        "Tokens in",
+        "Which models fit in 4 bits",
+        "PCIe 4.0 x16",
+    ):
         assert words in done.stdout, words
     assert "None" not in done.stdout
 
@@ -115,7 +128,13 @@ def test_without_documents_memory_is_planned_all_the_same(night: ANight) -> None
 
 def test_an_unknown_kind_of_layer_is_named_and_refused(night: ANight, tmp_path: Path) -> None:
     kinds = ["full_attention"] * 31 + ["holographic_attention"]
-    a_model(tmp_path / "model", model_type="qwen3", architectures=["Qwen3ForCausalLM"], head_dim=128, layer_types=kinds)
+    a_model(
+        tmp_path / "model",
+        model_type="qwen3",
+        architectures=["Qwen3ForCausalLM"],
+        head_dim=128,
+        layer_types=kinds,
+    )
     done = night.command("plan", str(night.config), "--ram", "32GiB", "--json")
     assert (done.returncode, done.stdout) == (2, "")
     assert "cannot plan this layer kind: holographic_attention" in done.stderr
@@ -129,7 +148,9 @@ def test_a_cache_that_no_memory_holds_goes_to_the_disk(night: ANight) -> None:
     assert facts["plan"]["placement"] == "disk"
     assert facts["forecast"]["cache_place"] == "disk"
     assert value(facts, "disk_peak") > 0
-    small = night.command("plan", str(night.config), *few, "--disk", "nvme:2MiB", "--set", "kv_cache.placement=disk").stdout
+    small = night.command(
+        "plan", str(night.config), *few, "--disk", "nvme:2MiB", "--set", "kv_cache.placement=disk"
+    ).stdout
     assert "the disk of the run directory does not hold" in small
 
 
@@ -150,7 +171,9 @@ def test_an_unknown_family_is_named_and_nothing_is_predicted(night: ANight, tmp_
         ({"quant_method": "awq", "bits": 4}, False),
     ],
 )
-def test_weights_that_are_quantized_on_the_disk(night: ANight, tmp_path: Path, stored: dict[str, Any], known: bool) -> None:
+def test_weights_that_are_quantized_on_the_disk(
+    night: ANight, tmp_path: Path, stored: dict[str, Any], known: bool
+) -> None:
     a_model(tmp_path / "model", quantization_config=stored)
     facts = plan(night, "--vram", "24GiB", "--ram", "64GiB", "--set", "model.quantization=none")
     if known:
@@ -170,13 +193,17 @@ def test_what_does_not_fit_is_refused_with_its_remedies(night: ANight) -> None:
 @pytest.mark.parametrize("kind", ["png", "svg"])
 def test_plots(night: ANight, tmp_path: Path, kind: str) -> None:
     pytest.importorskip("matplotlib")
-    facts = plan(night, "--vram", "24GiB", "--ram", "64GiB", "--plots", str(tmp_path / "plots"), "--plot-format", kind)
+    facts = plan(
+        night, "--vram", "24GiB", "--ram", "64GiB", "--plots", str(tmp_path / "plots"), "--plot-format", kind
+    )
     assert [Path(path).name for path in facts["plots"]] == [f"plan-memory.{kind}", f"plan-time.{kind}"]
     for path in facts["plots"]:
         assert Path(path).read_bytes()[:5] in (b"\x89PNG\r", b"<?xml")
 
 
-def test_the_run_obeys_the_same_plan_and_sets_the_outcome_beside_it(tmp_path: Path, demo_model_folder: Path) -> None:
+def test_the_run_obeys_the_same_plan_and_sets_the_outcome_beside_it(
+    tmp_path: Path, demo_model_folder: Path
+) -> None:
     """A real run of the packaged model over short documents, in the plan's own numbers."""
     model = tmp_path / "model"
     shutil.copytree(demo_model_folder, model)

@@ -1,6 +1,8 @@
-"""``python -m tests.crash.reading FOLDER TOKENS CHUNK NEW_TOKENS``: one long document, read and continued by the real demo model.
+"""``python -m tests.crash.reading FOLDER TOKENS CHUNK NEW_TOKENS``: one long document, read and continued by
+the real demo model.
 
-Writes each pass's tokens to ``progress`` as they are computed (it outlives kill -9), and the text to ``text.json`` at its end.
+Writes each pass's tokens to ``progress`` as they are computed (it outlives kill -9), and the text to
+``text.json`` at its end.
 """
 
 from __future__ import annotations
@@ -23,7 +25,10 @@ HEAD_TOKENS, QUESTION = 30, "\n\nSum up the reports above in a few sentences."
 def request(backend: TransformersBackend, tokens: int, new_tokens: int) -> Request:
     """A document of ``tokens`` tokens between a head and a question."""
     tokenizer = backend.tokenizer()
-    texts = [json.loads(line)["text"] for line in (ROOT / "data" / "reports.jsonl").read_text(encoding="utf-8").splitlines()]
+    texts = [
+        json.loads(line)["text"]
+        for line in (ROOT / "data" / "reports.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
     ids = tokenizer.encode("\n\n".join(texts * 3))[: HEAD_TOKENS + tokens]
     return Request(1, (*ids, *tokenizer.encode(QUESTION)), Decode(new_tokens), HEAD_TOKENS, tokens)
 
@@ -53,7 +58,9 @@ def main() -> None:
     config = parse_config(
         {
             "model": {"id": "smollm2-135m-instruct", "quantization": "none", "dtype": "float32"},
-            "kv_cache": {"store": {"path": str(folder / "store"), "checkpoint_seconds": 0.05, "keep_free": 0}},
+            "kv_cache": {
+                "store": {"path": str(folder / "store"), "checkpoint_seconds": 0.05, "keep_free": 0}
+            },
             "source": {"path": "unused"},
             "tasks": [{"name": "summary", "kind": "summarize"}],
             "run": {"directory": str(folder)},

@@ -1,4 +1,6 @@
-"""Every change to the disk of a small run fails once: the run says so or goes on, and the next start ends equal to the reference."""
+"""Every change to the disk of a small run fails once: the run says so or goes on, and the next start ends
+equal to the reference.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ from pipeline.system.run_directory import LEDGER
 from pipeline.testing.failing_disk import Change, FailingDisk, out_of_order
 from tests.nights import ANight, documents, no_process_left
 
-ROWS = [*documents(4, longest=3), {"id": "long", "text": " ".join(f"Sentence {number} of many." for number in range(40))}]
+ROWS = [
+    *documents(4, longest=3),
+    {"id": "long", "text": " ".join(f"Sentence {number} of many." for number in range(40))},
+]
 ERRORS = {"full": errno.ENOSPC, "broken": errno.EIO}
 _SAMPLE = 6
 
@@ -72,18 +77,26 @@ def check_one(folder: Path, fails_at: int, error: int, reference: bytes) -> str:
         code = endured(config)
     assert code in (0, 75)
     if (Path(config.run.directory) / "report.json").exists():
-        json.loads((Path(config.run.directory) / "report.json").read_text())  # the old one or the new one, never part of it
+        # the old one or the new one, never part of it
+        json.loads((Path(config.run.directory) / "report.json").read_text())
     assert night(config) == 0
     assert exported(config).read_bytes() == reference
     check_ledger(Path(config.run.directory))
     assert not list(Path(config.run.directory).glob(".*.part"))
-    return f"{disk.failed.action} {disk.failed.path.suffix or disk.failed.path.name}" if disk.failed else "nothing"
+    return (
+        f"{disk.failed.action} {disk.failed.path.suffix or disk.failed.path.name}"
+        if disk.failed
+        else "nothing"
+    )
 
 
 def check_ledger(directory: Path) -> None:
     with closing(sqlite3.connect(directory / LEDGER)) as ledger:
         assert ledger.execute("PRAGMA integrity_check").fetchone() == ("ok",)
-        once = "SELECT max(times), count(*) FROM (SELECT count(*) AS times FROM attempts WHERE outcome = 'done' GROUP BY task_id, key)"
+        once = (
+            "SELECT max(times), count(*) FROM (SELECT count(*) AS times FROM attempts WHERE outcome = "
+            "'done' GROUP BY task_id, key)"
+        )
         assert ledger.execute(once).fetchone() == (1, 2 * len(ROWS))
 
 
@@ -94,7 +107,9 @@ def test_a_sample_of_all_changes(tmp_path: Path) -> None:
     failed = []
     for number in range(_SAMPLE):
         fails_at = 1 + number * (len(changes) - 1) // (_SAMPLE - 1)
-        failed.append(check_one(tmp_path / str(fails_at), fails_at, list(ERRORS.values())[number % 2], reference))
+        failed.append(
+            check_one(tmp_path / str(fails_at), fails_at, list(ERRORS.values())[number % 2], reference)
+        )
     assert len(set(failed)) > 2
     assert no_process_left(tmp_path)
 
@@ -104,8 +119,17 @@ def test_a_sample_of_all_changes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("error", ERRORS)
 def test_every_change(tmp_path: Path, error: str) -> None:
     reference, changes = recorded(tmp_path / "reference")
-    failed = {check_one(tmp_path / str(number), number, ERRORS[error], reference) for number in range(1, len(changes) + 1)}
-    assert {"write .sqlite-wal", "sync .sqlite-wal", "sync .part", "rename .part", "sync folder run"} <= failed
+    failed = {
+        check_one(tmp_path / str(number), number, ERRORS[error], reference)
+        for number in range(1, len(changes) + 1)
+    }
+    assert {
+        "write .sqlite-wal",
+        "sync .sqlite-wal",
+        "sync .part",
+        "rename .part",
+        "sync folder run",
+    } <= failed
 
 
 @pytest.mark.full
@@ -140,7 +164,13 @@ def _written(path: Path) -> Change:
 )
 def test_a_wrong_order_is_noticed(tmp_path: Path, leave_out: str, words: str) -> None:
     part, target = tmp_path / "part", tmp_path / "file"
-    right = [Change("create", part), _written(part), Change("sync", part), Change("rename", part, target), Change("sync folder", tmp_path)]
+    right = [
+        Change("create", part),
+        _written(part),
+        Change("sync", part),
+        Change("rename", part, target),
+        Change("sync folder", tmp_path),
+    ]
     assert out_of_order(right) == []
     wrong = out_of_order([change for change in right if change.action != leave_out])
     assert len(wrong) == 1

@@ -1,4 +1,6 @@
-"""The disk of the run directory fills in the middle: exit 75, a sentence, nothing recorded harmed; with more room the night goes on."""
+"""The disk of the run directory fills in the middle: exit 75, a sentence, nothing recorded harmed; with more
+room the night goes on.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, obje
 def a_night(folder: Path, **run: object) -> ANight:
     floors = {"keep_free_disk": 0, **run}
     return ANight(
-        folder, ROWS, script={"seconds": 0.03, "batch": 4}, extra={"run": {"directory": str(folder / "disk" / "run"), **floors}}
-    )  # fmt: skip
+        folder,
+        ROWS,
+        script={"seconds": 0.03, "batch": 4},
+        extra={"run": {"directory": str(folder / "disk" / "run"), **floors}},
+    )
 
 
 def directory_of(night: ANight) -> Path:
@@ -86,7 +91,9 @@ def finish(night: ANight, undisturbed: list[dict[str, object]]) -> None:
     assert [json.loads(line) for line in output.read_text().splitlines()] == undisturbed
 
 
-def test_a_disk_that_fills_stops_the_run_and_more_room_finishes_it(tmp_path: Path, undisturbed: list[dict[str, object]]) -> None:
+def test_a_disk_that_fills_stops_the_run_and_more_room_finishes_it(
+    tmp_path: Path, undisturbed: list[dict[str, object]]
+) -> None:
     night = a_night(tmp_path)
     with small_disk(tmp_path / "disk", "6m") as disk:
         recorded = stopped(night, disk, 0, "is full; free some space")
@@ -100,7 +107,9 @@ def test_a_disk_that_fills_stops_the_run_and_more_room_finishes_it(tmp_path: Pat
         finish(night, undisturbed)
 
 
-def test_the_floor_stops_the_run_while_there_is_room_to_close_it(tmp_path: Path, undisturbed: list[dict[str, object]]) -> None:
+def test_the_floor_stops_the_run_while_there_is_room_to_close_it(
+    tmp_path: Path, undisturbed: list[dict[str, object]]
+) -> None:
     night = a_night(tmp_path, keep_free_disk="3MiB")
     with small_disk(tmp_path / "disk", "12m") as disk:
         recorded = stopped(night, disk, 2 * 2**20, "less than run.keep_free_disk = 3.0 MiB")

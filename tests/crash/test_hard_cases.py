@@ -22,7 +22,9 @@ def by_id(night: ANight) -> dict[str, Any]:
 
 
 def test_late_replies_of_a_failed_document_are_nobody_elses(tmp_path: Path) -> None:
-    """The worker dies once beside two long documents; one then fails with parts still being computed, the other is tried next."""
+    """The worker dies once beside two long documents; one then fails with parts still being computed, the
+    other is tried next.
+    """
     rows = [{"id": "bad", "text": f"OOMPART KILLME {long('alpha')}"}, {"id": "good", "text": long("beta")}]
     fails = {"text": "OOMPART", "do": "oom"}
     kills = {"text": "KILLME", "do": "kill", "times": 1, "counter": str(tmp_path / "counter")}
@@ -38,7 +40,9 @@ def test_a_repeated_row_far_away_is_not_asked_again(tmp_path: Path) -> None:
     night = ANight(tmp_path, [*rows, rows[0], rows[299]], [TASKS[0]])
     assert night.run().returncode == 0
     with sqlite3.connect(night.directory / "ledger.sqlite") as ledger:
-        works, attempts = ledger.execute("SELECT (SELECT count(*) FROM work), (SELECT count(*) FROM attempts)").fetchone()
+        works, attempts = ledger.execute(
+            "SELECT (SELECT count(*) FROM work), (SELECT count(*) FROM attempts)"
+        ).fetchone()
     ledger.close()
     assert works == attempts == len({(row["id"], row["text"]) for row in rows})
     assert len(night.export()) == 602
@@ -72,13 +76,18 @@ def test_answers_behind_a_damaged_place_are_not_lost(tmp_path: Path) -> None:
     assert again.returncode == 3
     assert "could not be read to their end" in again.stderr + again.stdout or not night.status()["complete"]
     after = night.export()
-    assert {row.pop("topic_calibration") for row in after} == {"view 2: self_training (not final)"}  # more documents may turn up
+    assert {row.pop("topic_calibration") for row in after} == {
+        "view 2: self_training (not final)"
+    }  # more documents may turn up
     assert {row.pop("topic_calibration") for row in before} == {"view 1: self_training"}
     assert after == before
 
 
 def test_a_model_that_never_loads_ends_with_a_sentence(tmp_path: Path) -> None:
-    for script, extra in (({"load_fault": "exit"}, {}), ({"load_seconds": 1000}, {"engine": {"stall_seconds": 1}})):
+    for script, extra in (
+        ({"load_fault": "exit"}, {}),
+        ({"load_seconds": 1000}, {"engine": {"stall_seconds": 1}}),
+    ):
         night = ANight(tmp_path / str(len(extra)), documents(3), script=script, extra=extra)
         done = night.run(timeout=60)
         assert done.returncode == 1
@@ -98,7 +107,9 @@ def test_an_export_from_another_folder_still_knows_the_inputs(tmp_path: Path) ->
     night = ANight(tmp_path, documents(3), extra={"source": {"path": "in.jsonl"}})
     before = night.source.read_bytes()
     assert night.run(cwd=tmp_path).returncode == 0
-    done = night.command("export", str(night.directory), "--output", str(night.source), "--force", cwd=Path("/"))
+    done = night.command(
+        "export", str(night.directory), "--output", str(night.source), "--force", cwd=Path("/")
+    )
     assert done.returncode == 2
     assert night.source.read_bytes() == before
 

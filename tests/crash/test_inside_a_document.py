@@ -1,4 +1,6 @@
-"""kill -9 while one long document is read, and while its text is written: it goes on, and its text is that of an undisturbed run."""
+"""kill -9 while one long document is read, and while its text is written: it goes on, and its text is that of
+an undisturbed run.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def start(folder: Path, sizes: tuple[int, int, int]) -> subprocess.Popen[str]:
     folder.mkdir(exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "tests.crash.reading", str(folder), *map(str, sizes)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=ROOT
+    )
 
 
 def passes(folder: Path) -> list[tuple[str, int]]:
@@ -61,7 +65,8 @@ def check(folder: Path, sizes: tuple[int, int, int], undisturbed: list[int], kil
     tokens, chunk, new_tokens = sizes
     read = sum(count for kind, count in passes(folder) if kind == "read")
     repeated = read - tokens - 30
-    # One interval here is one pass; a second may have been computed while the first was on its way to the disk.
+    # One interval here is one pass; a second may have been computed while the first was on its way to the
+    # disk.
     assert 0 <= repeated <= 2 * chunk * kills
     others = sum(count for kind, count in passes(folder) if kind == "pass")
     question = max(count for kind, count in passes(folder) if kind == "pass")

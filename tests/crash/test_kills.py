@@ -1,4 +1,6 @@
-"""kill -9 at random moments: the same command finishes, and the export equals that of a run nobody touched."""
+"""kill -9 at random moments: the same command finishes, and the export equals that of a run nobody
+touched.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def kill_and_finish(night: ANight, kills: int, seed: int) -> list[dict[str, obje
     return night.export()
 
 
-def test_killed_runs_end_like_an_undisturbed_one(tmp_path: Path, undisturbed: list[dict[str, object]]) -> None:
+def test_killed_runs_end_like_an_undisturbed_one(
+    tmp_path: Path, undisturbed: list[dict[str, object]]
+) -> None:
     night = ANight(tmp_path, documents(60), script=PACE)
     assert kill_and_finish(night, 4, seed=1) == undisturbed
     assert no_process_left(tmp_path)
@@ -54,9 +58,16 @@ def test_twenty_kills(tmp_path: Path, undisturbed: list[dict[str, object]], seed
     assert no_process_left(tmp_path)
 
 
-LONG = [*documents(24), *({"id": f"long{number}", "text": long} for number, long in enumerate(
-    " ".join(f"{word} sentence number {place} goes on and on." for place in range(150)) for word in ("alpha", "beta", "gamma")
-))]  # fmt: skip
+LONG = [
+    *documents(24),
+    *(
+        {"id": f"long{number}", "text": long}
+        for number, long in enumerate(
+            " ".join(f"{word} sentence number {place} goes on and on." for place in range(150))
+            for word in ("alpha", "beta", "gamma")
+        )
+    ),
+]
 
 
 def kill_something(night: ANight, chance: random.Random) -> str:
@@ -77,8 +88,12 @@ def kill_something(night: ANight, chance: random.Random) -> str:
 
 
 def kill_anything(folder: Path, kills: int, seed: int) -> None:
-    """Random kills of runner and worker over two tasks and long documents; the end is that of a run nobody touched."""
-    more = {"run": {"directory": str(folder / "killed" / "run"), "max_attempts": 1000}}  # kills by us are no document's fault
+    """Random kills of runner and worker over two tasks and long documents; the end is that of a run nobody
+    touched.
+    """
+    more = {
+        "run": {"directory": str(folder / "killed" / "run"), "max_attempts": 1000}
+    }  # kills by us are no document's fault
     untouched = ANight(folder / "untouched", LONG)
     assert untouched.run().returncode == 0
     night = ANight(folder / "killed", LONG, script={"seconds": 0.05, "batch": 4}, extra=more)
@@ -106,7 +121,9 @@ def test_fifty_kills_of_runner_and_worker(tmp_path: Path) -> None:
     kill_anything(tmp_path, 50, seed=12)
 
 
-def test_a_signal_stops_within_seconds_and_resumes(tmp_path: Path, undisturbed: list[dict[str, object]]) -> None:
+def test_a_signal_stops_within_seconds_and_resumes(
+    tmp_path: Path, undisturbed: list[dict[str, object]]
+) -> None:
     night = ANight(tmp_path, documents(60), script={"seconds": 0.1, "batch": 4})
     for number in (signal.SIGTERM, signal.SIGINT):
         enough = _done(night) + 3
@@ -157,7 +174,12 @@ def test_the_deadline_stops_and_resumes(tmp_path: Path, undisturbed: list[dict[s
     moment = time.localtime(time.time() + left_seconds + 1)  # the start of the next minute
     if not 15 <= left_seconds <= 40:  # a run that begins after the deadline takes it for tomorrow's
         pytest.skip("the next full minute is too far away for the quick tier, or too near")
-    night = ANight(tmp_path, documents(60), script={"seconds": 2, "batch": 4}, extra={"run": {"deadline": time.strftime("%H:%M", moment)}})
+    night = ANight(
+        tmp_path,
+        documents(60),
+        script={"seconds": 2, "batch": 4},
+        extra={"run": {"deadline": time.strftime("%H:%M", moment)}},
+    )
     done = night.run()
     assert done.returncode == 75, done.stderr
     assert "deadline" in done.stdout
@@ -167,13 +189,18 @@ def test_the_deadline_stops_and_resumes(tmp_path: Path, undisturbed: list[dict[s
 
 
 def _worker_of(pid: int) -> int | None:
-    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False).stdout.split()
+    found = subprocess.run(
+        ["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False
+    ).stdout.split()
     return int(found[0]) if found else None
 
 
 def _most_ends(night: ANight) -> int:
     """How often the work that ended most often has ended."""
-    query = "SELECT max(ended) FROM (SELECT count(*) AS ended FROM attempts WHERE outcome = 'done' GROUP BY task_id, key)"
+    query = (
+        "SELECT max(ended) FROM (SELECT count(*) AS ended FROM attempts WHERE outcome = 'done' GROUP "
+        "BY task_id, key)"
+    )
     with closing(sqlite3.connect(night.directory / "ledger.sqlite")) as ledger:
         return int(ledger.execute(query).fetchone()[0])
 

@@ -1,4 +1,6 @@
-"""Documents that take the worker down: found, retried apart, quarantined; all others are done; the run ends by itself."""
+"""Documents that take the worker down: found, retried apart, quarantined; all others are done; the run ends
+by itself.
+"""
 
 from __future__ import annotations
 
@@ -51,28 +53,45 @@ def check(night: ANight, clean: list[dict[str, object]], expected: dict[str, str
 
 
 @pytest.mark.parametrize("fault", ["segfault", "kill", "exit"])
-def test_a_document_that_kills_the_worker_is_quarantined(tmp_path: Path, clean: list[dict[str, object]], fault: str) -> None:
+def test_a_document_that_kills_the_worker_is_quarantined(
+    tmp_path: Path, clean: list[dict[str, object]], fault: str
+) -> None:
     night = ANight(tmp_path, poisoned(bad="POISON"), script={"faults": [{"text": "POISON", "do": fault}]})
     rows = check(night, clean, {"bad": "quarantined"})
     error = next(str(row["topic_error"]) for row in rows if row["id"] == "bad")
     died = re.search(r"died (\d+) times with this document, the last time alone", error)
     assert died is not None, error
-    assert int(died[1]) >= 3  # max_attempts; more when it was a suspect beside others so often before it was looked at alone
+    # max_attempts; more when it was a suspect beside others so often before it was looked at alone
+    assert int(died[1]) >= 3
 
 
-def test_a_document_that_hangs_the_worker_is_quarantined(tmp_path: Path, clean: list[dict[str, object]]) -> None:
+def test_a_document_that_hangs_the_worker_is_quarantined(
+    tmp_path: Path, clean: list[dict[str, object]]
+) -> None:
     night = ANight(
-        tmp_path, poisoned(bad="POISON"), script={"faults": [{"text": "POISON", "do": "hang"}]},
-        extra={"engine": {"batch_rows": 4, "stall_seconds": 1.5}, "run": {"directory": str(tmp_path / "run"), "max_attempts": 2}},
-    )  # fmt: skip
+        tmp_path,
+        poisoned(bad="POISON"),
+        script={"faults": [{"text": "POISON", "do": "hang"}]},
+        extra={
+            "engine": {"batch_rows": 4, "stall_seconds": 1.5},
+            "run": {"directory": str(tmp_path / "run"), "max_attempts": 2},
+        },
+    )
     check(night, clean, {"bad": "quarantined"})
 
 
 def test_failures_of_all_kinds_beside_each_other(tmp_path: Path, clean: list[dict[str, object]]) -> None:
     night = ANight(
-        tmp_path, poisoned(crash="POISON", memory="HUGE", raises="ODD"),
-        script={"faults": [{"text": "POISON", "do": "segfault"}, {"text": "HUGE", "do": "oom"}, {"text": "ODD", "do": "raise"}]},
-    )  # fmt: skip
+        tmp_path,
+        poisoned(crash="POISON", memory="HUGE", raises="ODD"),
+        script={
+            "faults": [
+                {"text": "POISON", "do": "segfault"},
+                {"text": "HUGE", "do": "oom"},
+                {"text": "ODD", "do": "raise"},
+            ]
+        },
+    )
     rows = check(night, clean, {"crash": "quarantined", "memory": "failed", "raises": "failed"})
     errors = {str(row["id"]): str(row["topic_error"]) for row in rows if row["topic_error"]}
     assert "out_of_memory" in errors["memory"]
@@ -81,11 +100,17 @@ def test_failures_of_all_kinds_beside_each_other(tmp_path: Path, clean: list[dic
 
 def counted(night: ANight, outcome: str) -> int:
     with closing(sqlite3.connect(night.directory / "ledger.sqlite")) as ledger:
-        return int(ledger.execute("SELECT count(*) FROM attempts WHERE outcome = ?", (outcome,)).fetchone()[0])
+        return int(
+            ledger.execute("SELECT count(*) FROM attempts WHERE outcome = ?", (outcome,)).fetchone()[0]
+        )
 
 
-def test_a_document_that_kills_the_runner_is_quarantined_and_the_night_ends(tmp_path: Path, clean: list[dict[str, object]]) -> None:
-    night = ANight(tmp_path, poisoned(bad="POISON"), script={"runner_faults": [{"text": "POISON", "do": "segfault"}]})
+def test_a_document_that_kills_the_runner_is_quarantined_and_the_night_ends(
+    tmp_path: Path, clean: list[dict[str, object]]
+) -> None:
+    night = ANight(
+        tmp_path, poisoned(bad="POISON"), script={"runner_faults": [{"text": "POISON", "do": "segfault"}]}
+    )
     codes = []
     while not codes or codes[-1] < 0:
         codes.append(night.run().returncode)
@@ -100,36 +125,56 @@ def test_a_document_that_kills_the_runner_is_quarantined_and_the_night_ends(tmp_
 
 @pytest.mark.full
 def test_a_document_that_kills_the_runner_goes_last(tmp_path: Path, clean: list[dict[str, object]]) -> None:
-    night = ANight(tmp_path, poisoned(bad="POISON"), script={"runner_faults": [{"text": "POISON", "do": "kill"}]})
+    night = ANight(
+        tmp_path, poisoned(bad="POISON"), script={"runner_faults": [{"text": "POISON", "do": "kill"}]}
+    )
     for _ in range(2):
         assert night.run().returncode == -signal.SIGKILL
     counts = night.status()["tasks"]
     assert counts["topic"]["done"] == len(CLEAN)  # the second start did all others first
 
 
-def test_a_document_that_keeps_the_runner_busy_fails_and_the_night_goes_on(tmp_path: Path, clean: list[dict[str, object]]) -> None:
+def test_a_document_that_keeps_the_runner_busy_fails_and_the_night_goes_on(
+    tmp_path: Path, clean: list[dict[str, object]]
+) -> None:
     night = ANight(
-        tmp_path, poisoned(bad="POISON"), script={"runner_faults": [{"text": "POISON", "do": "hang"}]},
+        tmp_path,
+        poisoned(bad="POISON"),
+        script={"runner_faults": [{"text": "POISON", "do": "hang"}]},
         extra={"engine": {"batch_rows": 4, "stall_seconds": 3}},
-    )  # fmt: skip
+    )
     rows = check(night, clean, {"bad": "failed"})
     assert "stalled" in next(str(row["topic_error"]) for row in rows if row["id"] == "bad")
 
 
 @pytest.mark.full
-def test_a_runner_that_cannot_be_interrupted_ends_itself_and_the_document_is_found(tmp_path: Path, clean: list[dict[str, object]]) -> None:
+def test_a_runner_that_cannot_be_interrupted_ends_itself_and_the_document_is_found(
+    tmp_path: Path, clean: list[dict[str, object]]
+) -> None:
     night = ANight(
-        tmp_path, poisoned(bad="POISON"), tasks=TASKS[:1], script={"runner_faults": [{"text": "POISON", "do": "stick"}]},
-        extra={"engine": {"batch_rows": 4, "stall_seconds": 2}, "run": {"directory": str(tmp_path / "run"), "max_attempts": 2}},
-    )  # fmt: skip
+        tmp_path,
+        poisoned(bad="POISON"),
+        tasks=TASKS[:1],
+        script={"runner_faults": [{"text": "POISON", "do": "stick"}]},
+        extra={
+            "engine": {"batch_rows": 4, "stall_seconds": 2},
+            "run": {"directory": str(tmp_path / "run"), "max_attempts": 2},
+        },
+    )
     assert [night.run().returncode for _ in range(3)] == [75, 75, 3]
     rows = night.export()
     assert all(row["topic_status"] == "done" for row in rows if row["id"] != "bad")
     assert next(row for row in rows if row["id"] == "bad")["topic_status"] == "quarantined"
 
 
-def test_the_command_that_is_told_shows_the_failure_again(tmp_path: Path, clean: list[dict[str, object]]) -> None:
-    night = ANight(tmp_path, poisoned(**{"it's bad": "POISON"}), script={"faults": [{"text": "POISON", "do": "segfault"}]})
+def test_the_command_that_is_told_shows_the_failure_again(
+    tmp_path: Path, clean: list[dict[str, object]]
+) -> None:
+    night = ANight(
+        tmp_path,
+        poisoned(**{"it's bad": "POISON"}),
+        script={"faults": [{"text": "POISON", "do": "segfault"}]},
+    )
     rows = check(night, clean, {"it's bad": "quarantined"})
     error = next(str(row["topic_error"]) for row in rows if row["id"] == "it's bad")
     told = shlex.split(error[error.index("overnight reproduce") :])
@@ -151,7 +196,9 @@ def test_a_worker_that_dies_once_costs_nothing(tmp_path: Path, clean: list[dict[
 
 
 def test_retry_tries_quarantined_documents_again(tmp_path: Path, clean: list[dict[str, object]]) -> None:
-    night = ANight(tmp_path, poisoned(bad="POISON"), script={"faults": [{"text": "POISON", "do": "segfault"}]})
+    night = ANight(
+        tmp_path, poisoned(bad="POISON"), script={"faults": [{"text": "POISON", "do": "segfault"}]}
+    )
     check(night, clean, {"bad": "quarantined"})
     night.script = {}
     assert night.run().returncode == 3  # nothing is tried again by itself

@@ -1,4 +1,6 @@
-"""The real demo model killed in the middle: the runner, and the worker under it. The end is that of an undisturbed night."""
+"""The real demo model killed in the middle: the runner, and the worker under it. The end is that of an
+undisturbed night.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,12 @@ TASKS: list[dict[str, Any]] = [
     {"name": "summary", "kind": "summarize", "max_output_tokens": 12},
 ]
 EXTRA = {
-    "model": {"id": "smollm2-135m-instruct", "quantization": "none", "dtype": "float32", "context_tokens": 1024},
+    "model": {
+        "id": "smollm2-135m-instruct",
+        "quantization": "none",
+        "dtype": "float32",
+        "context_tokens": 1024,
+    },
     "engine": {"batch_rows": 3},
 }
 
@@ -40,7 +47,12 @@ def reports() -> list[dict[str, Any]]:
 
 def a_night(folder: Path) -> ANight:
     # Kills by us must not look like a guilty document, so quarantine takes more deaths than there are kills.
-    return ANight(folder, reports(), tasks=TASKS, extra={**EXTRA, "run": {"directory": str(folder / "run"), "max_attempts": 9}})
+    return ANight(
+        folder,
+        reports(),
+        tasks=TASKS,
+        extra={**EXTRA, "run": {"directory": str(folder / "run"), "max_attempts": 9}},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +116,10 @@ def check(night: ANight, undisturbed: Undisturbed) -> None:
         assert row == {name: value for name, value in expected.items() if not name.startswith("topic_prob")}
     for states in night.status()["tasks"].values():
         assert states["done"] == sum(states.values()) == len(rows)
-    once = "SELECT max(ended), count(*) FROM (SELECT count(*) AS ended FROM attempts WHERE outcome = 'done' GROUP BY task_id, key)"
+    once = (
+        "SELECT max(ended), count(*) FROM (SELECT count(*) AS ended FROM attempts WHERE outcome = "
+        "'done' GROUP BY task_id, key)"
+    )
     assert _ask(night, once) == [(1, 2 * len(rows))]
     assert no_process_left(night.folder)
 
@@ -137,7 +152,7 @@ def test_five_kills_of_each(tmp_path: Path, undisturbed: Undisturbed) -> None:
     check(night, undisturbed)
 
 
-# ── looking on ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── looking on ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _ask(night: ANight, query: str) -> list[tuple[Any, ...]]:
@@ -147,7 +162,9 @@ def _ask(night: ANight, query: str) -> list[tuple[Any, ...]]:
 
 
 def _loaded(night: ANight) -> str | None:
-    """What the latest run says about the model that it has loaded last; differs from load to load, by its seconds."""
+    """What the latest run says about the model that it has loaded last; differs from load to load, by its
+    seconds.
+    """
     if not (night.directory / "ledger.sqlite").exists():
         return None
     try:
@@ -179,7 +196,9 @@ def _wait_loaded(night: ANight, before: str | None) -> str:
 
 
 def _worker_of(pid: int) -> int:
-    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=True).stdout.split()
+    found = subprocess.run(
+        ["pgrep", "-P", str(pid)], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert len(found) == 1
     return int(found[0])
 

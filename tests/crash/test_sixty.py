@@ -1,4 +1,6 @@
-"""Among 60 documents one segfaults the worker, one hangs it, one eats all memory, one raises: 56 are done, 4 recorded, the run ends."""
+"""Among 60 documents one segfaults the worker, one hangs it, one eats all memory, one raises: 56 are done, 4
+recorded, the run ends.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +30,21 @@ def a_night(folder: Path, **run: object) -> ANight:
     for number, (name, (word, _)) in enumerate(BAD.items()):
         rows.insert(7 + 13 * number, {"id": name, "text": f"A document that {word}."})
     return ANight(
-        folder, rows, tasks=TASKS[:1], script={"faults": [{"text": word, "do": do} for word, do in FAULTS.items()]},
+        folder,
+        rows,
+        tasks=TASKS[:1],
+        script={"faults": [{"text": word, "do": do} for word, do in FAULTS.items()]},
         extra={
             "engine": {"batch_rows": 4, "stall_seconds": 12},
             "run": {"directory": str(folder / "run"), "max_attempts": 2, "keep_free_memory": 0, **run},
         },
-    )  # fmt: skip
+    )
 
 
 def in_a_group(night: ANight, *arguments: str) -> tuple[int, str]:
-    """The command line with at most MOST_BYTES for it and its worker together; exit code and standard error."""
+    """The command line with at most MOST_BYTES for it and its worker together; exit code and standard
+    error.
+    """
     with memory_group() as group:
         group.limit(MOST_BYTES)
         command = [sys.executable, "-P", "-m", "pipeline.cli.main", *arguments]

@@ -1,4 +1,6 @@
-"""What may change between two runs of one run directory: inputs, speed, tasks. Finished work stays, changed questions are refused."""
+"""What may change between two runs of one run directory: inputs, speed, tasks. Finished work stays, changed
+questions are refused.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,10 @@ from tests.nights import TASKS, ANight, documents, no_process_left
 
 ROWS = documents(14, longest=12)
 LABEL, SUMMARY = TASKS
-_LONG = "Write down what happened in two sentences. Keep every number that {} names. Leave out all that is said about the weather."
+_LONG = (
+    "Write down what happened in two sentences. Keep every number that {} names. Leave out all that "
+    "is said about the weather."
+)
 
 
 def ask(night: ANight, query: str) -> list[tuple[Any, ...]]:
@@ -29,7 +34,9 @@ def ask(night: ANight, query: str) -> list[tuple[Any, ...]]:
 
 def attempts(night: ANight) -> Counter[str]:
     """Attempts made so far, by task name and version."""
-    query = "SELECT name || '/' || version, count(*) FROM attempts JOIN tasks ON tasks.id = task_id GROUP BY 1"
+    query = (
+        "SELECT name || '/' || version, count(*) FROM attempts JOIN tasks ON tasks.id = task_id GROUP BY 1"
+    )
     return Counter(dict(ask(night, query)))
 
 
@@ -48,7 +55,7 @@ def fresh(folder: Path, rows: list[dict[str, Any]], **settings: Any) -> list[dic
     return night.export()
 
 
-# ── tasks ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── tasks ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_changed_word_is_refused_shown_and_forked(tmp_path: Path) -> None:
@@ -81,7 +88,9 @@ def test_a_changed_word_is_refused_shown_and_forked(tmp_path: Path) -> None:
 
 
 def test_an_added_task_just_runs(tmp_path: Path) -> None:
-    fixed: dict[str, Any] = {"generation": {"layout": "instructions_first"}}  # auto would mean another one for two tasks begun together
+    fixed: dict[str, Any] = {
+        "generation": {"layout": "instructions_first"}
+    }  # auto would mean another one for two tasks begun together
     first = ANight(tmp_path / "night", ROWS, tasks=[LABEL], extra=fixed)
     assert finished(first) == {"topic/1": 14}
     both = ANight(tmp_path / "night", ROWS, extra=fixed)
@@ -92,7 +101,9 @@ def test_an_added_task_just_runs(tmp_path: Path) -> None:
 
 
 def test_auto_layout_stays_what_it_was_when_a_task_is_added(tmp_path: Path) -> None:
-    rows = [{**row, "text": f"{row['text']} " * 9} for row in ROWS]  # two tasks begun together would have the document first
+    rows = [
+        {**row, "text": f"{row['text']} " * 9} for row in ROWS
+    ]  # two tasks begun together would have the document first
     alone = ANight(tmp_path / "night", rows, tasks=[LABEL])
     assert finished(alone) == {"topic/1": 14}
     both = ANight(tmp_path / "night", rows)
@@ -111,14 +122,26 @@ def planned_layout(night: ANight) -> str:
 def test_speed_settings_change_nothing(tmp_path: Path) -> None:
     night = ANight(tmp_path / "night", ROWS)
     assert finished(night, "--limit", "5", "--set", "engine.batch_rows=1") == {"topic/1": 5, "summary/1": 5}
-    settings = ("--set", "engine.batch_rows=7", "--set", "engine.threads=1", "--set", "engine.batch_tokens=9000", "--set",
-                "engine.prefill_chunk_tokens=64", "--set", "engine.stall_seconds=99", "--set", "run.max_attempts=9")  # fmt: skip
+    settings = (
+        "--set",
+        "engine.batch_rows=7",
+        "--set",
+        "engine.threads=1",
+        "--set",
+        "engine.batch_tokens=9000",
+        "--set",
+        "engine.prefill_chunk_tokens=64",
+        "--set",
+        "engine.stall_seconds=99",
+        "--set",
+        "run.max_attempts=9",
+    )
     assert finished(night, *settings) == {"topic/1": 9, "summary/1": 9}
     assert finished(night, "--set", "engine.batch_rows=3") == {}
     assert night.export() == fresh(tmp_path / "fresh", ROWS)
 
 
-# ── inputs ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── inputs ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_changed_inputs_leave_finished_work_finished(tmp_path: Path) -> None:
@@ -163,13 +186,15 @@ def test_a_field_that_the_template_reads_asks_its_document_again(tmp_path: Path)
     night.write_source(rows)
     assert finished(night) == {"topic/1": 1}
     after = night.export()
-    assert [row for number, row in enumerate(after) if number != 5] == [row for number, row in enumerate(before) if number != 5]
+    assert [row for number, row in enumerate(after) if number != 5] == [
+        row for number, row in enumerate(before) if number != 5
+    ]
     assert after[5]["topic_probabilities"] != before[5]["topic_probabilities"]
     assert after[5]["summary"] == before[5]["summary"]
     assert after == fresh(tmp_path / "fresh", rows, tasks=tasks)
 
 
-# ── interruptions ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── interruptions ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_shards_killed_three_times_see_every_input_exactly_once(tmp_path: Path) -> None:

@@ -14,11 +14,15 @@ from tests.nights import ANight, no_process_left
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "configs" / "demo.yaml"
 LABELS = {"world", "sports", "business", "science"}
-REPORTS = [json.loads(line) for line in (ROOT / "data" / "reports.jsonl").read_text(encoding="utf-8").splitlines()]
+REPORTS = [
+    json.loads(line) for line in (ROOT / "data" / "reports.jsonl").read_text(encoding="utf-8").splitlines()
+]
 SHORT = sorted(REPORTS, key=lambda row: len(row["text"]))[:6]
 
 
-def demo(folder: Path, rows: list[dict[str, Any]], *overrides: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def demo(
+    folder: Path, rows: list[dict[str, Any]], *overrides: str
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """(export, report) of the demo's own configuration over ``rows``."""
     night = ANight(folder, rows, extra={"model": {"id": "smollm2-135m-instruct"}})
     places = (f"source.path={night.source}", f"run.directory={night.directory}")
@@ -40,7 +44,11 @@ def check_answers(exported: list[dict[str, Any]], rows: list[dict[str, Any]]) ->
         assert row["topic"] in LABELS
         assert set(row["topic_probabilities"]) == LABELS
         assert math.isclose(sum(row["topic_probabilities"].values()), 1, abs_tol=1e-6)
-        assert row["topic_probability"] == row["topic_probabilities"][row["topic"]] == max(row["topic_probabilities"].values())
+        assert (
+            row["topic_probability"]
+            == row["topic_probabilities"][row["topic"]]
+            == max(row["topic_probabilities"].values())
+        )
         assert len(row["summary"].split()) >= 5
         assert row["summary_finish_reason"] in ("stop", "length", "repetition")
     assert len({row["summary"] for row in exported}) == len(rows)
@@ -61,7 +69,9 @@ def check_loaded(report: dict[str, Any], placement: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def short(tmp_path_factory: pytest.TempPathFactory, demo_model_folder: Path) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def short(
+    tmp_path_factory: pytest.TempPathFactory, demo_model_folder: Path
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     return demo(tmp_path_factory.mktemp("short"), SHORT, "tasks.summary.max_output_tokens=32")
 
 
@@ -74,13 +84,18 @@ def test_six_reports(short: tuple[list[dict[str, Any]], dict[str, Any]]) -> None
 
 
 @pytest.mark.timeout(600)
-def test_an_offloaded_cache_gives_the_same_answers(tmp_path: Path, short: tuple[list[dict[str, Any]], dict[str, Any]]) -> None:
-    exported, report = demo(tmp_path, SHORT[:3], "tasks.summary.max_output_tokens=32", "kv_cache.placement=offloaded")
+def test_an_offloaded_cache_gives_the_same_answers(
+    tmp_path: Path, short: tuple[list[dict[str, Any]], dict[str, Any]]
+) -> None:
+    exported, report = demo(
+        tmp_path, SHORT[:3], "tasks.summary.max_output_tokens=32", "kv_cache.placement=offloaded"
+    )
     check_loaded(report, "offloaded")
     for row, other in zip(exported, short[0][:3], strict=True):
         assert row["summary"] == other["summary"]
         assert row["topic"] == other["topic"]
-        assert row["topic_probabilities"] == pytest.approx(other["topic_probabilities"], abs=2e-3)  # score_tolerance, twice
+        # score_tolerance, twice
+        assert row["topic_probabilities"] == pytest.approx(other["topic_probabilities"], abs=2e-3)
 
 
 @pytest.mark.full

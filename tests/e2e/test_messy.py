@@ -1,4 +1,6 @@
-"""Every file of the messy corpus through the whole command: nothing is lost between its rows, the export and the rejects."""
+"""Every file of the messy corpus through the whole command: nothing is lost between its rows, the export and
+the rejects.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,14 @@ from tests.sources.test_corpora import FILES, MESSY
 pytestmark = pytest.mark.skipif(not MESSY.is_dir(), reason="there is no shared/corpora beside this checkout")
 
 QUICK = {
-    "text/blns_derived.jsonl", "control_tokens/qwen_tokenization_note_ja.md", "json/unterminated_quote.ndjson", "json/empty.ndjson",
-    "json/amazon_cellphones.ndjson", "csv/emoji_tweet_multiline.csv", "parquet/papers_nested.parquet",
-}  # fmt: skip
+    "text/blns_derived.jsonl",
+    "control_tokens/qwen_tokenization_note_ja.md",
+    "json/unterminated_quote.ndjson",
+    "json/empty.ndjson",
+    "json/amazon_cellphones.ndjson",
+    "csv/emoji_tweet_multiline.csv",
+    "parquet/papers_nested.parquet",
+}
 
 
 def lines_of(path: Path) -> list[dict[str, object]]:
@@ -30,7 +37,9 @@ def breaks_off(path: Path, **settings: Any) -> bool:
     return any(reject.ends_file for reject in rejects)
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in FILES])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in FILES]
+)
 def test_each_file_is_worked_through(tmp_path: Path, name: str) -> None:
     expected = FILES[name]
     night = ANight(tmp_path, [], extra={"source": {"path": str(MESSY / name), **expected.settings}})
@@ -69,7 +78,11 @@ def test_each_file_is_worked_through(tmp_path: Path, name: str) -> None:
 
 def test_the_whole_corpus_beside_clean_rows(tmp_path: Path) -> None:
     clean = documents(5, longest=4)
-    night = ANight(tmp_path, clean, extra={"source": {"path": [str(tmp_path / "in.jsonl"), str(MESSY)], "max_rejects": 5000}})
+    night = ANight(
+        tmp_path,
+        clean,
+        extra={"source": {"path": [str(tmp_path / "in.jsonl"), str(MESSY)], "max_rejects": 5000}},
+    )
     done = night.run()
     assert done.returncode == (3 if breaks_off(MESSY) else 0), done.stderr
     rows, counts = night.export(), night.status()

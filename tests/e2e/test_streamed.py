@@ -1,4 +1,6 @@
-"""The demo with every layer from disk: the labels and summaries of the resident model, through the whole product."""
+"""The demo with every layer from disk: the labels and summaries of the resident model, through the whole
+product.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def test_the_demo_streamed_is_the_demo_resident(tmp_path: Path) -> None:
     assert facts["sweep_bytes"] > 0.5 * report["loaded"]["weights_bytes"]
     assert "on streamed weights" in report["loaded"]["engine"]
     assert [row["topic"] for row in streamed] == [row["topic"] for row in resident]
-    differing = [row["id"] for row, other in zip(streamed, resident, strict=True) if row["summary"] != other["summary"]]
+    differing = [
+        row["id"] for row, other in zip(streamed, resident, strict=True) if row["summary"] != other["summary"]
+    ]
     assert len(differing) <= 1  # a tie between two tokens may be broken either way
     for row, other in zip(streamed, resident, strict=True):
         assert row["topic_probability"] == pytest.approx(other["topic_probability"], abs=1e-3)

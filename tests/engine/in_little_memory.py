@@ -1,4 +1,6 @@
-"""A process that loads the demo model, says so, waits for a line, then answers one long prompt with its cache where it is told."""
+"""A process that loads the demo model, says so, waits for a line, then answers one long prompt with its cache
+where it is told.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +33,20 @@ def answer(engine: ModelEngine, number: int, tokens: int, new_tokens: int) -> li
 
 
 def main(folder: str, model: str, placement: str, tokens: str, new_tokens: str) -> None:
-    config = parse_config({"model": {"id": model, "quantization": "none", "dtype": "float32"}, "source": {"path": "none"}, "tasks": [
-        {"name": "none", "kind": "summarize"}], "run": {"directory": folder}})  # fmt: skip
+    config = parse_config(
+        {
+            "model": {"id": model, "quantization": "none", "dtype": "float32"},
+            "source": {"path": "none"},
+            "tasks": [{"name": "none", "kind": "summarize"}],
+            "run": {"directory": folder},
+        }
+    )
     torch.set_num_threads(1)
     DiskLayer.folder = Path(folder)
     loaded = load_model(config.model, "float32", Path(folder), lambda _: None)
-    engine = ModelEngine(loaded.model, dataclasses.replace(PLAN, placement=cast("Any", placement)), end_ids=(), pad_id=0)
+    engine = ModelEngine(
+        loaded.model, dataclasses.replace(PLAN, placement=cast("Any", placement)), end_ids=(), pad_id=0
+    )
     answer(engine, 0, 300, 3)  # what is allocated on first use belongs to the loaded process
     gc.collect()
     print(json.dumps({"loaded": True}), flush=True)

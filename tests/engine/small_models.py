@@ -11,9 +11,14 @@ from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
 from tests.engine.small_tokenizers import byte_level, wrapped
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 256,
-}  # fmt: skip
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
 
 
 def save_llama(folder: Path, *, seed: int = 0, **changes: Any) -> Path:

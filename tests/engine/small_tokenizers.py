@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import PreTrainedTokenizerFast
 
 SENTENCES = [
@@ -14,7 +23,8 @@ SENTENCES = [
     "user assistant system end start think im_end im_start <tag> </tag> | <| |> [INST] [/INST]",
 ] * 4
 CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] "
+    "}}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 ADDED = [
@@ -40,7 +50,10 @@ def byte_level() -> Tokenizer:
     backend.post_processor = processors.ByteLevel(trim_offsets=False)
     # "<|im_start|>" also stands in the model's own vocabulary, as in many published tokenizers.
     trainer = trainers.BpeTrainer(
-        vocab_size=420, special_tokens=["<|im_start|>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=420,
+        special_tokens=["<|im_start|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     backend.train_from_iterator(SENTENCES, trainer)
     return _with_added(backend)
@@ -50,29 +63,47 @@ def prefixed_bytes() -> Tokenizer:
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
     backend.train_from_iterator(SENTENCES, trainer)
     return _with_added(backend)
 
 
 def unigram() -> Tokenizer:
-    """Metaspace and byte fallback; the control tokens are pieces of the vocabulary with the best score there is."""
+    """Metaspace and byte fallback; the control tokens are pieces of the vocabulary with the best score there
+    is.
+    """
     letters = sorted({letter for sentence in SENTENCES for letter in sentence if letter != " "})
-    pieces: list[tuple[str, float]] = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), ("<|im_start|>", 0.0), ("<think>", 0.0)]
+    pieces: list[tuple[str, float]] = [
+        ("<unk>", 0.0),
+        ("<s>", 0.0),
+        ("</s>", 0.0),
+        ("<|im_start|>", 0.0),
+        ("<think>", 0.0),
+    ]
     pieces += [(f"<0x{byte:02X}>", -20.0) for byte in range(256)]
     pieces += [("▁", -2.0), ("▁the", -3.0), ("and", -3.5)] + [(letter, -5.0) for letter in letters]
     backend = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=True))
     backend.normalizer = normalizers.NFKC()
     backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
-    backend.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
-    backend.post_processor = processors.TemplateProcessing(single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)])
-    return _with_added(backend, [AddedToken(name, special=True, normalized=False) for name in ("<unk>", "<s>", "</s>")])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", 1)]
+    )
+    return _with_added(
+        backend, [AddedToken(name, special=True, normalized=False) for name in ("<unk>", "<s>", "</s>")]
+    )
 
 
 def word_piece() -> Tokenizer:
     letters = sorted({letter for sentence in SENTENCES for letter in sentence.lower() if letter != " "})
     names = ["[UNK]", "[SEP]", "tool", "<think>", *letters, *(f"##{letter}" for letter in letters)]
-    backend = Tokenizer(models.WordPiece({name: index for index, name in enumerate(names)}, unk_token="[UNK]"))
+    backend = Tokenizer(
+        models.WordPiece({name: index for index, name in enumerate(names)}, unk_token="[UNK]")
+    )
     backend.normalizer = normalizers.BertNormalizer(lowercase=True)
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.decoder = decoders.WordPiece()

@@ -24,7 +24,9 @@ PLAN = Plan("float32", "none", "device", "instructions_first", 4096, 8, 4000, 51
 
 asks = st.one_of(
     st.integers(1, 200).map(Decode),
-    st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6).map(tuple), min_size=1, max_size=4).map(tuple).map(Score),
+    st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=6).map(tuple), min_size=1, max_size=4)
+    .map(tuple)
+    .map(Score),
 )
 prompt_lengths = st.one_of(st.integers(1, 40), st.integers(1, 3000))
 
@@ -46,7 +48,13 @@ def drained(queue: list[Request], plan: Plan, limits: RowLimits, equal_lengths: 
     return batches
 
 
-@given(queues(), st.integers(1, 12), st.integers(200, 9000), st.booleans(), st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 8))))
+@given(
+    queues(),
+    st.integers(1, 12),
+    st.integers(200, 9000),
+    st.booleans(),
+    st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 8))),
+)
 def test_every_request_once_and_within_bounds(
     queue: list[Request], rows: int, tokens: int, equal_lengths: bool, lessons: list[tuple[int, int]]
 ) -> None:
@@ -63,9 +71,14 @@ def test_every_request_once_and_within_bounds(
         assert len(batch) == 1 or len(batch) * batch_columns(batch) <= tokens
         assert len(batch) <= (limits.rows(batch_columns(batch)) or rows)
         assert lengths == sorted(lengths, reverse=True)
-        assert all(lengths[0] <= PADDED_TO_AT_MOST * length or lengths[0] - length <= SHORT_TOKENS for length in lengths)
+        assert all(
+            lengths[0] <= PADDED_TO_AT_MOST * length or lengths[0] - length <= SHORT_TOKENS
+            for length in lengths
+        )
         assert not equal_lengths or len(set(lengths)) == 1
-    assert [len(batch[0].ids) for batch in batches] == sorted((len(batch[0].ids) for batch in batches), reverse=True)
+    assert [len(batch[0].ids) for batch in batches] == sorted(
+        (len(batch[0].ids) for batch in batches), reverse=True
+    )
 
 
 @given(queues())

@@ -17,10 +17,15 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _config(decoder: str = "auto", **model: Any) -> Config:
-    return parse_config({
-        "model": {"id": "some/model", **model}, "source": {"path": "x.jsonl"}, "engine": {"decoder": decoder},
-        "tasks": [{"name": "short", "kind": "summarize"}], "run": {"directory": "run"},
-    })  # fmt: skip
+    return parse_config(
+        {
+            "model": {"id": "some/model", **model},
+            "source": {"path": "x.jsonl"},
+            "engine": {"decoder": decoder},
+            "tasks": [{"name": "short", "kind": "summarize"}],
+            "run": {"directory": "run"},
+        }
+    )
 
 
 def test_ours_while_nothing_was_measured() -> None:
@@ -40,7 +45,10 @@ def test_what_was_asked_for_counts_more() -> None:
     assert chosen_decoder(_config("continuous"), "float32", "cpu") == "continuous"
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 1, "decoder": "vllm"}', '{"format": 9, "decoder": "transformers"}'])
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{}", '{"format": 1, "decoder": "vllm"}', '{"format": 9, "decoder": "transformers"}'],
+)
 def test_damaged_memory_is_no_memory(tmp_path: Path, content: str) -> None:
     remember(_config(), "float32", "cpu", "transformers")
     for path in (tmp_path / "cache").rglob("*.json"):

@@ -1,7 +1,9 @@
-"""What it means that two texts are equal, and the plain way to make one: a single document, the full prompt, no batch.
+"""What it means that two texts are equal, and the plain way to make one: a single document, the full prompt,
+no batch.
 
-Equal means: the same tokens, or a first difference at a step where the reference's two best logits are closer than a bound
-(1e-3 in float32; wider, and stated, in lower precision). Such near-ties are counted, never silently passed over.
+Equal means: the same tokens, or a first difference at a step where the reference's two best logits are closer
+than a bound (1e-3 in float32; wider, and stated, in lower precision). Such near-ties are counted, never
+silently passed over.
 """
 
 from __future__ import annotations
@@ -35,8 +37,12 @@ class Reference:
         return tuple(step.token for step in self.steps[: len(self.steps) - self.ended])
 
 
-def reference_text(model: Any, prompt: Sequence[int], end_ids: Collection[int], max_new_tokens: int, cached: bool = False) -> Reference:
-    """Greedy text of one prompt. Recomputes the whole sequence at each step, unless ``cached`` lets the model keep its own cache."""
+def reference_text(
+    model: Any, prompt: Sequence[int], end_ids: Collection[int], max_new_tokens: int, cached: bool = False
+) -> Reference:
+    """Greedy text of one prompt. Recomputes the whole sequence at each step, unless ``cached`` lets the model
+    keep its own cache.
+    """
     steps: list[Step] = []
     sequence = list(prompt)
     fed, cache = sequence, None
@@ -54,21 +60,29 @@ def reference_text(model: Any, prompt: Sequence[int], end_ids: Collection[int], 
     return Reference(tuple(steps), steps[-1].token in end_ids)
 
 
-def reference_scores(model: Any, prompt: Sequence[int], continuations: Sequence[Sequence[int]]) -> list[float]:
-    """Log-probability of each continuation, each computed in one pass of its own over prompt and continuation."""
+def reference_scores(
+    model: Any, prompt: Sequence[int], continuations: Sequence[Sequence[int]]
+) -> list[float]:
+    """Log-probability of each continuation, each computed in one pass of its own over prompt and
+    continuation.
+    """
     scores = []
     with torch.no_grad():
         for continuation in continuations:
             logits = model(torch.tensor([[*prompt, *continuation]]), use_cache=False).logits[0].float()
             log_probabilities = torch.log_softmax(logits[len(prompt) - 1 : -1], dim=-1)
-            scores.append(float(sum(log_probabilities[index, token] for index, token in enumerate(continuation))))
+            scores.append(
+                float(sum(log_probabilities[index, token] for index, token in enumerate(continuation)))
+            )
     return scores
 
 
 def reference_features(model: Any, prompt: Sequence[int]) -> torch.Tensor:
     """What the model's head is given at the last token of ``prompt``, in one pass of its own: (hidden,)."""
     seen: list[torch.Tensor] = []
-    handle = model.get_output_embeddings().register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
+    handle = model.get_output_embeddings().register_forward_pre_hook(
+        lambda _module, inputs: seen.append(inputs[0])
+    )
     with torch.no_grad():
         model(torch.tensor([prompt]), use_cache=False)
     handle.remove()
@@ -79,10 +93,16 @@ class NotEqual(AssertionError):
     """Two texts differ at a step where the reference was not undecided."""
 
 
-def assert_equal_texts(references: Sequence[Reference], candidates: Sequence[Sequence[int]], bound: float = FLOAT32_BOUND) -> int:
-    """Hold each candidate (token ids without the end token) to its reference. Returns how many differ at a near-tie."""
+def assert_equal_texts(
+    references: Sequence[Reference], candidates: Sequence[Sequence[int]], bound: float = FLOAT32_BOUND
+) -> int:
+    """Hold each candidate (token ids without the end token) to its reference. Returns how many differ at a
+    near-tie.
+    """
     pairs = enumerate(zip(references, candidates, strict=True))
-    return sum(_near_tie(index, reference, tuple(candidate), bound) for index, (reference, candidate) in pairs)
+    return sum(
+        _near_tie(index, reference, tuple(candidate), bound) for index, (reference, candidate) in pairs
+    )
 
 
 def _near_tie(index: int, reference: Reference, candidate: tuple[int, ...], bound: float) -> bool:
@@ -92,8 +112,13 @@ def _near_tie(index: int, reference: Reference, candidate: tuple[int, ...], boun
     shorter = min(len(candidate), len(reference.tokens))
     step = next((place for place, (ours, theirs) in enumerate(pairs) if ours != theirs), shorter)
     if step >= len(reference.steps):
-        raise NotEqual(f"text {index} goes on for {len(candidate) - step} tokens after the reference reached its limit")
+        raise NotEqual(
+            f"text {index} goes on for {len(candidate) - step} tokens after the reference reached its limit"
+        )
     margin = reference.steps[step].margin
     if margin >= bound:
-        raise NotEqual(f"text {index} differs at step {step}, where the reference leads by {margin:.4g} (bound {bound:g})")
+        raise NotEqual(
+            f"text {index} differs at step {step}, where the reference leads by {margin:.4g} (bound "
+            f"{bound:g})"
+        )
     return True

@@ -1,7 +1,8 @@
 """Tiny seeded random models of many families, built from their configuration classes.
 
-Weights are drawn wide (standard deviation 0.25), so that logits are far from uniform and the margins between the two best mean
-something; with the library's 0.02 every step would be a near-tie and equality would test nothing.
+Weights are drawn wide (standard deviation 0.25), so that logits are far from uniform and the margins between
+the two best mean something; with the library's 0.02 every step would be a near-tie and equality would test
+nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +32,12 @@ _BASE: dict[str, Any] = {
 _GQA = {"num_key_value_heads": 2}
 _HEAD = {"head_dim": 16}
 _MOE = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
-_LINEAR = {"linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
+_LINEAR = {
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama (GQA)": ("llama", _GQA),
@@ -77,15 +83,26 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3_next (hybrid)": (
         "qwen3_next",
-        {**_GQA, **_HEAD, **_MOE, **_LINEAR, "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+        {
+            **_GQA,
+            **_HEAD,
+            **_MOE,
+            **_LINEAR,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        },
     ),
-    "mamba2 (recurrent)": ("mamba2", {"state_size": 16, "num_heads": 8, "head_dim": 16, "n_groups": 2, "expand": 2, "chunk_size": 16}),
+    "mamba2 (recurrent)": (
+        "mamba2",
+        {"state_size": 16, "num_heads": 8, "head_dim": 16, "n_groups": 2, "expand": 2, "chunk_size": 16},
+    ),
 }
 QUICK = tuple(FAMILIES)[:5]
 RECURRENT = ("qwen3_next (hybrid)", "mamba2 (recurrent)")
 
 
-def tiny_model(name: str, dtype: torch.dtype = torch.float32, attention: str | None = None, seed: int = 0) -> Any:
+def tiny_model(
+    name: str, dtype: torch.dtype = torch.float32, attention: str | None = None, seed: int = 0
+) -> Any:
     """The family's model with the same weights every time."""
     model_type, own = FAMILIES[name]
     config = AutoConfig.for_model(model_type, **{**_BASE, **own})
@@ -97,4 +114,6 @@ def tiny_model(name: str, dtype: torch.dtype = torch.float32, attention: str | N
 def prompts(lengths: tuple[int, ...], seed: int = 1) -> list[tuple[int, ...]]:
     """Random prompts of the given lengths, without the special ids."""
     generator = torch.Generator().manual_seed(seed)
-    return [tuple(torch.randint(3, VOCABULARY, (length,), generator=generator).tolist()) for length in lengths]
+    return [
+        tuple(torch.randint(3, VOCABULARY, (length,), generator=generator).tolist()) for length in lengths
+    ]

@@ -1,4 +1,6 @@
-"""Every faster path gives the text and the scores of the plain one: batched, padded, chunked, offloaded, on many families."""
+"""Every faster path gives the text and the scores of the plain one: batched, padded, chunked, offloaded, on
+many families.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,13 @@ from pipeline.engine.kv.cache import needs_equal_lengths
 from pipeline.engine.model.forward import Forward
 from pipeline.engine.static.engine import ModelEngine
 from pipeline.records import Decode, Generation, Plan, Request, Score
-from tests.equivalence.equality import NotEqual, Reference, assert_equal_texts, reference_scores, reference_text
+from tests.equivalence.equality import (
+    NotEqual,
+    Reference,
+    assert_equal_texts,
+    reference_scores,
+    reference_text,
+)
 from tests.equivalence.families import FAMILIES, QUICK, RECURRENT, prompts, tiny_model
 
 LENGTHS = (3, 9, 17, 30, 30, 47, 61, 61, 80)
@@ -35,7 +43,9 @@ PATHS = {
 }
 _MARKED = [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in FAMILIES]
 families = pytest.mark.parametrize("family", _MARKED)
-padded_families = pytest.mark.parametrize("family", [case for case in _MARKED if case.values[0] not in RECURRENT])
+padded_families = pytest.mark.parametrize(
+    "family", [case for case in _MARKED if case.values[0] not in RECURRENT]
+)
 
 
 @functools.cache
@@ -86,7 +96,9 @@ def test_same_texts(family: str, path: str, record_property: Any) -> None:
 def test_quantized_caches_give_about_the_same_scores(family: str) -> None:
     """Eight bits a number: another answer now and then, never a wrong row."""
     model, _, scores = made(family)
-    done = run(model, dataclasses.replace(WIDE, placement="quantized", prefill_chunk_tokens=16), Score(CONTINUATIONS))
+    done = run(
+        model, dataclasses.replace(WIDE, placement="quantized", prefill_chunk_tokens=16), Score(CONTINUATIONS)
+    )
     found, expected = torch.tensor([generation.scores for generation in done]), torch.tensor(scores)
     assert found.ne(expected).any()
     assert ((found - expected).abs().mean(dim=0) < 0.25 * expected.std(dim=0)).all()
@@ -100,7 +112,9 @@ def test_same_scores(family: str, path: str) -> None:
     done = run(model, PATHS[path], Score(CONTINUATIONS))
     found = torch.tensor([generation.scores for generation in done])
     # Chunked and stepwise recurrences add up in another order: measured 2e-4 on scores around -18.
-    torch.testing.assert_close(found, torch.tensor(scores), atol=1e-3 if family in RECURRENT else 1e-4, rtol=0)
+    torch.testing.assert_close(
+        found, torch.tensor(scores), atol=1e-3 if family in RECURRENT else 1e-4, rtol=0
+    )
 
 
 @families
@@ -110,12 +124,17 @@ def test_which_families_may_be_padded(family: str) -> None:
     assert Forward(model).equal_lengths == (family in RECURRENT)
 
 
-def _wrong_mask(self: Forward, ids: Any, mask: Any, positions: Any, cache: Any, keep: int = 1) -> torch.Tensor:
+def _wrong_mask(
+    self: Forward, ids: Any, mask: Any, positions: Any, cache: Any, keep: int = 1
+) -> torch.Tensor:
     return _right(self, ids, torch.ones_like(mask), positions, cache, keep)
 
 
-def _wrong_positions(self: Forward, ids: Any, mask: Any, positions: Any, cache: Any, keep: int = 1) -> torch.Tensor:
-    # A shift common to a whole row does not matter to rotary positions; one that starts in the middle of it does.
+def _wrong_positions(
+    self: Forward, ids: Any, mask: Any, positions: Any, cache: Any, keep: int = 1
+) -> torch.Tensor:
+    # A shift common to a whole row does not matter to rotary positions; one that starts in the middle of it
+    # does.
     return _right(self, ids, mask, positions + (positions >= 5) * (mask[:, :1] == 0), cache, keep)
 
 
@@ -124,11 +143,15 @@ _right = Forward.__call__
 
 @padded_families
 def test_a_mask_that_ignores_padding_is_noticed(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: the comparison is sharp enough, on every family, to see the classic mistake of left padding."""
+    """Negative control: the comparison is sharp enough, on every family, to see the classic mistake of left
+    padding.
+    """
     model, texts, _ = made(family)
     monkeypatch.setattr(Forward, "__call__", _wrong_mask)
     with pytest.raises(NotEqual):
-        assert_equal_texts(texts, [generation.token_ids for generation in run(model, WIDE, Decode(NEW_TOKENS))])
+        assert_equal_texts(
+            texts, [generation.token_ids for generation in run(model, WIDE, Decode(NEW_TOKENS))]
+        )
 
 
 @pytest.mark.parametrize("family", QUICK)
@@ -137,19 +160,24 @@ def test_wrong_positions_are_noticed(family: str, monkeypatch: pytest.MonkeyPatc
     model, texts, _ = made(family)
     monkeypatch.setattr(Forward, "__call__", _wrong_positions)
     with pytest.raises(NotEqual):
-        assert_equal_texts(texts, [generation.token_ids for generation in run(model, WIDE, Decode(NEW_TOKENS))])
+        assert_equal_texts(
+            texts, [generation.token_ids for generation in run(model, WIDE, Decode(NEW_TOKENS))]
+        )
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_padding_gives_no_nan_in_bfloat16(attention: str) -> None:
     """Columns of padding attend to nothing at all; in half precision that must not poison the real ones.
 
-    ``run`` refuses errors, and logits that are not numbers are one; scores stay near those of each prompt alone.
+    ``run`` refuses errors, and logits that are not numbers are one; scores stay near those of each prompt
+    alone.
     """
     model = tiny_model("llama (GQA)", torch.bfloat16, attention)
     lengths = (2, 40, 60, 80)
     alone = torch.tensor([reference_scores(model, prompt, CONTINUATIONS) for prompt in prompts(lengths)])
     for plan in (WIDE, PATHS["small chunks"], PATHS["offloaded"]):
         run(model, plan, Decode(8), lengths)
-        found = torch.tensor([generation.scores for generation in run(model, plan, Score(CONTINUATIONS), lengths)])
+        found = torch.tensor(
+            [generation.scores for generation in run(model, plan, Score(CONTINUATIONS), lengths)]
+        )
         torch.testing.assert_close(found, alone, atol=0.5, rtol=0.05)

@@ -15,7 +15,12 @@ from pipeline.engine.packed.engine import ContinuousEngine
 from pipeline.engine.packed.support import sliding_window, unsupported
 from pipeline.engine.static.engine import ModelEngine
 from pipeline.records import Decode, Generation, Plan, Request, Score
-from tests.equivalence.equality import assert_equal_texts, reference_features, reference_scores, reference_text
+from tests.equivalence.equality import (
+    assert_equal_texts,
+    reference_features,
+    reference_scores,
+    reference_text,
+)
 from tests.equivalence.families import FAMILIES, QUICK, prompts, tiny_model
 from tests.equivalence.test_families import CONTINUATIONS, END_IDS, LENGTHS, NEW_TOKENS
 
@@ -25,9 +30,19 @@ PLANS = {
     "one row": dataclasses.replace(PLAN, max_batch_rows=1),
     "small chunks": dataclasses.replace(PLAN, prefill_chunk_tokens=13),
 }
-# Families whose attention does not go through the library's interface, or has a form that packed passes do not do.
-STATIC = {"falcon (MQA)", "falcon (ALiBi)", "bloom (ALiBi)", "gemma2", "qwen3_next (hybrid)", "mamba2 (recurrent)"}
-families = pytest.mark.parametrize("family", [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in FAMILIES])
+# Families whose attention does not go through the library's interface, or has a form that packed passes do
+# not do.
+STATIC = {
+    "falcon (MQA)",
+    "falcon (ALiBi)",
+    "bloom (ALiBi)",
+    "gemma2",
+    "qwen3_next (hybrid)",
+    "mamba2 (recurrent)",
+}
+families = pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in FAMILIES]
+)
 
 
 class Watched(ModelEngine):
@@ -40,7 +55,9 @@ class Watched(ModelEngine):
         super().admit(requests)
 
 
-def run(model: Any, plan: Plan, requests: list[Request], window: int | None = None) -> tuple[list[Generation], int]:
+def run(
+    model: Any, plan: Plan, requests: list[Request], window: int | None = None
+) -> tuple[list[Generation], int]:
     static = Watched(model, plan, end_ids=END_IDS, pad_id=0)
     engine = ContinuousEngine(model, plan, end_ids=END_IDS, static=static, window=window)
     engine.admit(requests[:5])
@@ -78,7 +95,10 @@ def test_same_texts(family: str, plan: str, prefix_tokens: int) -> None:
     texts = [reference_text(model, prompt, END_IDS, NEW_TOKENS) for prompt in asked]
     window = sliding_window(model.config)
     done, handed = run(
-        model, PLANS[plan], [Request(i, prompt, Decode(NEW_TOKENS), prefix_tokens) for i, prompt in enumerate(asked)], window
+        model,
+        PLANS[plan],
+        [Request(i, prompt, Decode(NEW_TOKENS), prefix_tokens) for i, prompt in enumerate(asked)],
+        window,
     )
     assert assert_equal_texts(texts, [generation.token_ids for generation in done]) <= 1
     assert handed == (0 if window is None else sum(len(prompt) + NEW_TOKENS > window for prompt in asked))
@@ -90,26 +110,35 @@ def test_same_texts(family: str, plan: str, prefix_tokens: int) -> None:
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("prefix_tokens", [0, 20])
 @pytest.mark.parametrize("tolerance", [0.0, 1e-9])
-def test_same_scores(family: str, plan: str, prefix_tokens: int, tolerance: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With tolerance 0 the whole tree rides with the prompt; with a tiny one the search computes it in rounds."""
+def test_same_scores(
+    family: str, plan: str, prefix_tokens: int, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With tolerance 0 the whole tree rides with the prompt; with a tiny one the search computes it in
+    rounds.
+    """
     monkeypatch.setattr("pipeline.engine.packed.engine._RIDING_NODES", 0)
-    monkeypatch.setattr(
-        "pipeline.engine.packed.label_trie.SearchWorth.pays", tolerance > 0
-    )  # these models spread their probability: it would never search
+    # these models spread their probability: it would never search
+    monkeypatch.setattr("pipeline.engine.packed.label_trie.SearchWorth.pays", tolerance > 0)
     model = tiny_model(family)
     if unsupported(model, PLAN) is not None:
         pytest.skip("runs on the static engine, which has its own tests")
     asked = shared_prompts(prefix_tokens) if prefix_tokens else prompts(LENGTHS)
     expected = torch.tensor([reference_scores(model, prompt, CONTINUATIONS) for prompt in asked])
-    requests = [Request(i, prompt, Score(CONTINUATIONS, tolerance, features=True), prefix_tokens) for i, prompt in enumerate(asked)]
+    requests = [
+        Request(i, prompt, Score(CONTINUATIONS, tolerance, features=True), prefix_tokens)
+        for i, prompt in enumerate(asked)
+    ]
     done, _ = run(model, PLANS[plan], requests, sliding_window(model.config))
     found = torch.tensor([generation.scores for generation in done])
-    if tolerance == 0:  # float32 rounding: granite's scores of -31 differ by 1.4e-4; the probabilities below keep to 1e-4
+    if (
+        tolerance == 0
+    ):  # float32 rounding: granite's scores of -31 differ by 1.4e-4; the probabilities below keep to 1e-4
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-5)
     torch.testing.assert_close(found.softmax(-1), expected.softmax(-1), atol=1e-4, rtol=0)
     for prompt, generation in zip(asked, done, strict=True):
         features = torch.from_numpy(np.frombuffer(generation.features, "<f2").astype(np.float32))
-        torch.testing.assert_close(features, reference_features(model, prompt), atol=1e-3, rtol=1e-3)  # half precision
+        # half precision
+        torch.testing.assert_close(features, reference_features(model, prompt), atol=1e-3, rtol=1e-3)
 
 
 def test_a_shared_prefix_is_read_once_and_never_changed() -> None:
@@ -134,7 +163,10 @@ def test_a_wrong_prefix_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("llama (GQA)")
     asked = shared_prompts(20)
     expected = torch.tensor([reference_scores(model, prompt, CONTINUATIONS) for prompt in asked])
-    wrong = [Request(i, (prompt[0], prompt[1] ^ 1, *prompt[2:]), Score(CONTINUATIONS), 20) for i, prompt in enumerate(asked)]
+    wrong = [
+        Request(i, (prompt[0], prompt[1] ^ 1, *prompt[2:]), Score(CONTINUATIONS), 20)
+        for i, prompt in enumerate(asked)
+    ]
     done, _ = run(model, PLAN, wrong)
     found = torch.tensor([generation.scores for generation in done])
     assert float((found - expected).abs().max()) > 1e-2
@@ -155,20 +187,30 @@ def test_a_model_that_raises_in_company_is_left_to_the_static_engine(monkeypatch
 
     real = module._attend_fresh
     monkeypatch.setattr(module, "_attend_fresh", attention)
-    done, handed = run(model, PLAN, [Request(i, prompt, Decode(NEW_TOKENS)) for i, prompt in enumerate(asked)])
+    done, handed = run(
+        model, PLAN, [Request(i, prompt, Decode(NEW_TOKENS)) for i, prompt in enumerate(asked)]
+    )
     assert handed > 0
-    assert math.isclose(assert_equal_texts(texts, [generation.token_ids for generation in done]), 0, abs_tol=1)
+    assert math.isclose(
+        assert_equal_texts(texts, [generation.token_ids for generation in done]), 0, abs_tol=1
+    )
 
 
 def test_rows_come_go_and_are_released_at_any_time() -> None:
-    """Random requests of all kinds, admitted in waves, some released under way: the others are answered as if alone."""
+    """Random requests of all kinds, admitted in waves, some released under way: the others are answered as if
+    alone.
+    """
     chance = random.Random(5)
     model = tiny_model("llama (GQA)")
     shared = prompts((40,))[0]
     requests = [_any_request(chance, number, shared) for number in range(1, 41)]
     static = Watched(model, PLAN, end_ids=END_IDS, pad_id=0)
     engine = ContinuousEngine(
-        model, dataclasses.replace(PLAN, max_batch_rows=6, batch_tokens=3000), end_ids=END_IDS, static=static, window=None
+        model,
+        dataclasses.replace(PLAN, max_batch_rows=6, batch_tokens=3000),
+        end_ids=END_IDS,
+        static=static,
+        window=None,
     )
     found: dict[int, Generation] = {}
     released: set[int] = set()
@@ -196,7 +238,10 @@ def _any_request(chance: random.Random, number: int, shared: tuple[int, ...]) ->
     own = tuple(chance.randrange(15, 199) for _ in range(chance.choice((1, 2, 5, 30, 99, 101, 150))))
     ask: Decode | Score = Decode(chance.choice((1, 5, 30)))
     if chance.random() < 0.5:
-        sequences = {(*(chance.randrange(20, 30) for _ in range(chance.randrange(1, 4))), 2) for _ in range(chance.choice((2, 5, 30)))}
+        sequences = {
+            (*(chance.randrange(20, 30) for _ in range(chance.randrange(1, 4))), 2)
+            for _ in range(chance.choice((2, 5, 30)))
+        }
         ask = Score(tuple(sorted(sequences)))
     return Request(number, (*prefix, *own), ask, len(prefix))
 

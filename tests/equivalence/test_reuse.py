@@ -1,4 +1,6 @@
-"""Whatever a beginning of a prompt comes from (memory, disk, a checkpoint, nowhere), the answer is the same."""
+"""Whatever a beginning of a prompt comes from (memory, disk, a checkpoint, nowhere), the answer is the
+same.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ NEW_TOKENS = 20
 @contextmanager
 def shelf_in(folder: Path, documents: str = "always", **settings: Any) -> Iterator[Shelf]:
     config = StoreConfig.model_validate({"documents": documents, "keep_free": 0, **settings})
-    shelf = Shelf(KvStore(folder, quota_bytes=config.quota, storage_format=config.format, free_floor_bytes=0), config)
+    shelf = Shelf(
+        KvStore(folder, quota_bytes=config.quota, storage_format=config.format, free_floor_bytes=0), config
+    )
     try:
         yield shelf
     finally:
@@ -48,22 +52,34 @@ def shelf_in(folder: Path, documents: str = "always", **settings: Any) -> Iterat
 
 
 def asked(
-    question: int, number: int, ask: Decode | Score, documents: Sequence[tuple[int, ...]] = DOCUMENTS, awaited: int = 0
+    question: int,
+    number: int,
+    ask: Decode | Score,
+    documents: Sequence[tuple[int, ...]] = DOCUMENTS,
+    awaited: int = 0,
 ) -> list[Request]:
     return [
-        Request(number + place, (*HEAD, *document, *QUESTIONS[question]), ask, len(HEAD), len(document), awaited)
+        Request(
+            number + place, (*HEAD, *document, *QUESTIONS[question]), ask, len(HEAD), len(document), awaited
+        )
         for place, document in enumerate(documents)
     ]
 
 
-def answers(model: Any, shelf: Shelf | None, requests: Sequence[Request], name: str = "llama", plan: Plan = PLAN) -> list[Generation]:
+def answers(
+    model: Any, shelf: Shelf | None, requests: Sequence[Request], name: str = "llama", plan: Plan = PLAN
+) -> list[Generation]:
     reuse = Reuse(shelf, {"model": name, "attention": IMPLEMENTATION}) if shelf else None
     static = Watched(model, plan, end_ids=END_IDS, pad_id=0)
-    engine = ContinuousEngine(model, plan, end_ids=END_IDS, static=static, window=sliding_window(model.config), reuse=reuse)
+    engine = ContinuousEngine(
+        model, plan, end_ids=END_IDS, static=static, window=sliding_window(model.config), reuse=reuse
+    )
     return answers_of(engine, model, static, shelf, requests)
 
 
-def answers_of(engine: ContinuousEngine, model: Any, static: Watched, shelf: Shelf | None, requests: Sequence[Request]) -> list[Generation]:
+def answers_of(
+    engine: ContinuousEngine, model: Any, static: Watched, shelf: Shelf | None, requests: Sequence[Request]
+) -> list[Generation]:
     engine.admit(requests)
     done: list[Generation] = []
     while not engine.idle:
@@ -80,10 +96,14 @@ def answers_of(engine: ContinuousEngine, model: Any, static: Watched, shelf: She
 
 def check_scores(model: Any, requests: Sequence[Request], done: Sequence[Generation]) -> None:
     expected = torch.tensor([reference_scores(model, request.ids, CONTINUATIONS) for request in requests])
-    torch.testing.assert_close(torch.tensor([generation.scores for generation in done]), expected, atol=2e-4, rtol=1e-5)
+    torch.testing.assert_close(
+        torch.tensor([generation.scores for generation in done]), expected, atol=2e-4, rtol=1e-5
+    )
 
 
-def check_texts(model: Any, requests: Sequence[Request], done: Sequence[Generation], end_ids: Sequence[int] = END_IDS) -> None:
+def check_texts(
+    model: Any, requests: Sequence[Request], done: Sequence[Generation], end_ids: Sequence[int] = END_IDS
+) -> None:
     texts = [reference_text(model, request.ids, end_ids, NEW_TOKENS) for request in requests]
     assert assert_equal_texts(texts, [generation.token_ids for generation in done]) <= 1
 
@@ -92,7 +112,11 @@ def check_texts(model: Any, requests: Sequence[Request], done: Sequence[Generati
 def test_a_second_task_in_another_process_loads_what_the_first_has_read(family: str, tmp_path: Path) -> None:
     model = tiny_model(family)
     assert unsupported(model, PLAN) is None
-    first, second, third = asked(0, 0, Score(CONTINUATIONS)), asked(1, 10, Score(CONTINUATIONS)), asked(2, 20, Decode(NEW_TOKENS))
+    first, second, third = (
+        asked(0, 0, Score(CONTINUATIONS)),
+        asked(1, 10, Score(CONTINUATIONS)),
+        asked(2, 20, Decode(NEW_TOKENS)),
+    )
     with shelf_in(tmp_path) as shelf:
         check_scores(model, first, answers(model, shelf, first))
         assert shelf.tally.loaded == 0
@@ -119,7 +143,9 @@ def test_batches_mix_documents_that_are_there_and_documents_that_are_not(tmp_pat
 
 def test_several_questions_share_a_document_in_memory_without_a_store() -> None:
     model = tiny_model("llama (GQA)")
-    requests = [request for question in range(3) for request in asked(question, 10 * question, Score(CONTINUATIONS))]
+    requests = [
+        request for question in range(3) for request in asked(question, 10 * question, Score(CONTINUATIONS))
+    ]
     check_scores(model, requests, answers(model, None, requests))
 
 
@@ -143,7 +169,9 @@ def test_another_models_cache_is_never_taken(tmp_path: Path) -> None:
         answers(model, shelf, requests, "one")
         check_scores(other, requests, answers(other, shelf, requests, "other"))
         assert shelf.tally.loaded == 0
-        with pytest.raises(AssertionError):  # negative control: under one name the wrong numbers would be seen
+        with pytest.raises(
+            AssertionError
+        ):  # negative control: under one name the wrong numbers would be seen
             check_scores(other, requests, answers(other, shelf, asked(0, 30, Score(CONTINUATIONS)), "one"))
         assert shelf.tally.loaded == len(DOCUMENTS)
 
@@ -151,7 +179,10 @@ def test_another_models_cache_is_never_taken(tmp_path: Path) -> None:
 def test_instructions_are_read_once_for_all_starts(tmp_path: Path) -> None:
     model = tiny_model("llama (GQA)")
     shared = prompts((80,), seed=8)[0]
-    requests = [Request(number, (*shared, *own), Score(CONTINUATIONS), len(shared), len(own) - 1) for number, own in enumerate(DOCUMENTS)]
+    requests = [
+        Request(number, (*shared, *own), Score(CONTINUATIONS), len(shared), len(own) - 1)
+        for number, own in enumerate(DOCUMENTS)
+    ]
     for start in range(2):
         with shelf_in(tmp_path, "never") as shelf:
             check_scores(model, requests, answers(model, shelf, requests))
@@ -170,7 +201,9 @@ def test_a_disk_that_is_slower_than_computing_is_left_alone(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("at", [0.1, 0.5, 0.9])
 def test_a_long_document_goes_on_where_it_was(tmp_path: Path, at: float) -> None:
-    """The engine is left in the middle, as by a crash; another one goes on from its last checkpoint, in the text too."""
+    """The engine is left in the middle, as by a crash; another one goes on from its last checkpoint, in the
+    text too.
+    """
     model = tiny_model("llama (GQA)")
     plan = dataclasses.replace(PLAN, prefill_chunk_tokens=32)
     (request,) = asked(0, 0, Decode(NEW_TOKENS), prompts((400,), seed=9))
@@ -178,7 +211,10 @@ def test_a_long_document_goes_on_where_it_was(tmp_path: Path, at: float) -> None
 
     def engine_on(shelf: Shelf) -> tuple[ContinuousEngine, Watched]:
         shelf.computed(1000, 1000.0)  # a slow model: everything is long
-        reuse, static = Reuse(shelf, {"model": "llama", "attention": IMPLEMENTATION}), Watched(model, plan, end_ids=(), pad_id=0)
+        reuse, static = (
+            Reuse(shelf, {"model": "llama", "attention": IMPLEMENTATION}),
+            Watched(model, plan, end_ids=(), pad_id=0),
+        )
         return ContinuousEngine(model, plan, end_ids=(), static=static, window=None, reuse=reuse), static
 
     with shelf_in(tmp_path, "auto", checkpoint_seconds=1e-6) as shelf:
@@ -202,7 +238,10 @@ def slow_engine(model: Any, shelf: Shelf) -> tuple[ContinuousEngine, Watched]:
     """For which every document is long, read in passes of 32 tokens."""
     shelf.computed(1000, 1000.0)
     plan = dataclasses.replace(PLAN, prefill_chunk_tokens=32)
-    reuse, static = Reuse(shelf, {"model": "llama", "attention": IMPLEMENTATION}), Watched(model, plan, end_ids=(), pad_id=0)
+    reuse, static = (
+        Reuse(shelf, {"model": "llama", "attention": IMPLEMENTATION}),
+        Watched(model, plan, end_ids=(), pad_id=0),
+    )
     return ContinuousEngine(model, plan, end_ids=(), static=static, window=None, reuse=reuse), static
 
 
@@ -215,7 +254,9 @@ def test_an_answer_that_a_crash_kept_from_being_recorded_is_soon_there_again(tmp
         while not engine.idle:
             engine.step()
             shelf.writer.flush()
-        with shelf_in(tmp_path, "auto", checkpoint_seconds=1e-6) as after:  # the first one was never told that all is recorded
+        with shelf_in(
+            tmp_path, "auto", checkpoint_seconds=1e-6
+        ) as after:  # the first one was never told that all is recorded
             engine, static = slow_engine(model, after)
             check_texts(model, [request], answers_of(engine, model, static, after, [request]), ())
             assert after.tally.computed_tokens == 1000
@@ -224,7 +265,9 @@ def test_an_answer_that_a_crash_kept_from_being_recorded_is_soon_there_again(tmp
 
 
 def test_a_document_that_begins_like_an_unfinished_one(tmp_path: Path) -> None:
-    """The checkpoint of another document with the same instructions is not its own: it is saved and kept from its first token on."""
+    """The checkpoint of another document with the same instructions is not its own: it is saved and kept from
+    its first token on.
+    """
     model = tiny_model("llama (GQA)")
     shared, (first, second) = prompts((80,), seed=8)[0], prompts((300, 290), seed=9)
     one = Request(0, (*shared, *first, 5), Decode(NEW_TOKENS), len(shared), len(first))
@@ -239,7 +282,11 @@ def test_a_document_that_begins_like_an_unfinished_one(tmp_path: Path) -> None:
         with shelf_in(tmp_path, checkpoint_seconds=1e-6) as shelf:
             engine, static = slow_engine(model, shelf)
             check_scores(model, [other], answers_of(engine, model, static, shelf, [other]))
-            assert (shelf.tally.loaded, shelf.tally.resumed, shelf.store.counters.declined["gap"]) == (start, 0, 0)
+            assert (shelf.tally.loaded, shelf.tally.resumed, shelf.store.counters.declined["gap"]) == (
+                start,
+                0,
+                0,
+            )
 
 
 def test_saving_goes_on_after_a_checkpoint_was_lost(tmp_path: Path) -> None:
@@ -353,10 +400,16 @@ def test_documents_from_the_store_stay_within_the_memory_of_the_plan(tmp_path: P
         def started(self, request_ids: Any) -> None: ...
 
         def pulse(self) -> None:
-            held.append(engine._documents.columns + sum(guest.row.storage.capacity for guest in engine._guests if guest.row.storage))
+            held.append(
+                engine._documents.columns
+                + sum(guest.row.storage.capacity for guest in engine._guests if guest.row.storage)
+            )
 
     with shelf_in(tmp_path) as shelf:
-        reuse, static = Reuse(shelf, {"model": "llama", "attention": IMPLEMENTATION}), Watched(model, plan, end_ids=(), pad_id=0)
+        reuse, static = (
+            Reuse(shelf, {"model": "llama", "attention": IMPLEMENTATION}),
+            Watched(model, plan, end_ids=(), pad_id=0),
+        )
         engine = ContinuousEngine(model, plan, end_ids=(), static=static, window=None, reuse=reuse)
         engine.listener = Watch()
         check_scores(model, requests, answers_of(engine, model, static, shelf, requests))

@@ -1,4 +1,6 @@
-"""Static batches with the store: every family's cache is taken apart, stored, loaded by another process and put together again."""
+"""Static batches with the store: every family's cache is taken apart, stored, loaded by another process and
+put together again.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,18 @@ from tests.equivalence.test_families import CONTINUATIONS, END_IDS
 from tests.equivalence.test_reuse import DOCUMENTS, NEW_TOKENS, PLAN, asked, shelf_in
 
 MUST_PASS = (
-    "llama (GQA)", "qwen3", "mistral (sliding window)", "gemma3 (sliding and full)", "gpt_neox (MHA)", "falcon (MQA)", "mixtral (MoE)",
+    "llama (GQA)",
+    "qwen3",
+    "mistral (sliding window)",
+    "gemma3 (sliding and full)",
+    "gpt_neox (MHA)",
+    "falcon (MQA)",
+    "mixtral (MoE)",
     "qwen3_next (hybrid)",
-)  # fmt: skip
-families = pytest.mark.parametrize("family", [pytest.param(name, marks=() if name in MUST_PASS else pytest.mark.full) for name in FAMILIES])
+)
+families = pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=() if name in MUST_PASS else pytest.mark.full) for name in FAMILIES]
+)
 
 
 def answers(model: Any, shelf: Shelf, requests: list[Request], **plan: Any) -> list[Generation]:
@@ -94,7 +104,9 @@ def test_what_was_loaded_is_not_in_memory_twice(tmp_path: Path) -> None:
         engine = ModelEngine(model, dataclasses.replace(PLAN, max_batch_rows=8), end_ids=(), pad_id=0)
         engine.stages = Stages(engine._forward, Reuse(shelf, {"model": "tiny"}), 0)
         held: list[int] = []
-        engine._forward.after_pass = lambda: held.append(sum(type(one) is _Cached for one in gc.get_objects()))
+        engine._forward.after_pass = lambda: held.append(
+            sum(type(one) is _Cached for one in gc.get_objects())
+        )
         engine.stages.replies(texts, (), engine._settings)
         assert shelf.tally.loaded == len(texts)
         assert (max(held), held[-1]) == (len(texts), 0)
@@ -115,7 +127,9 @@ def cut_off(model: Any, request: Request, folder: Path, *, after_passes: int) ->
             if next(passes) == after_passes:
                 raise Cut
 
-        engine = ModelEngine(model, dataclasses.replace(PLAN, prefill_chunk_tokens=64), end_ids=END_IDS, pad_id=0)
+        engine = ModelEngine(
+            model, dataclasses.replace(PLAN, prefill_chunk_tokens=64), end_ids=END_IDS, pad_id=0
+        )
         engine.stages = Stages(engine._forward, Reuse(shelf, {"model": "tiny"}), 400)
         engine._forward.after_pass = cut
         with pytest.raises(Cut), torch.inference_mode():
@@ -148,4 +162,6 @@ def test_a_crash_in_the_text_does_not_cost_the_document(family: str, tmp_path: P
         (found,) = answers(model, shelf, [request], prefill_chunk_tokens=64)
         assert (shelf.tally.resumed, shelf.tally.computed_tokens) == (1, 1000)
     assert not ls(tmp_path).entries
-    assert assert_equal_texts([reference_text(model, request.ids, END_IDS, NEW_TOKENS)], [found.token_ids]) <= 1
+    assert (
+        assert_equal_texts([reference_text(model, request.ids, END_IDS, NEW_TOKENS)], [found.token_ids]) <= 1
+    )

@@ -1,4 +1,6 @@
-"""Streamed weights give the texts and scores of the resident model, on many families: every layer from disk, micro-batches side by side."""
+"""Streamed weights give the texts and scores of the resident model, on many families: every layer from disk,
+micro-batches side by side.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ PLAN = Plan("float32", "none", "device", "instructions_first", 512, 9, 10_000, 6
 _QUICK = ("llama (GQA)", "gemma3 (sliding and full)", "mixtral (MoE)", "qwen3_next (hybrid)")
 families = pytest.mark.parametrize(
     "family", [pytest.param(name, marks=() if name in _QUICK else pytest.mark.full) for name in FAMILIES]
-)  # fmt: skip
+)
 
 
 @pytest.fixture(autouse=True)
@@ -51,8 +53,12 @@ def test_same_texts_and_scores(family: str, tmp_path: Path) -> None:
     done = answers(engine, asked(Decode(NEW_TOKENS)))
     assert assert_equal_texts(texts, [generation.token_ids for generation in done]) <= 1
     assert max(generation.batch_rows for generation in done) > 1
-    found = torch.tensor([generation.scores for generation in answers(engine, asked(Score(CONTINUATIONS), 100))])
-    torch.testing.assert_close(found, torch.tensor(scores), atol=1e-3 if family in RECURRENT else 1e-4, rtol=0)
+    found = torch.tensor(
+        [generation.scores for generation in answers(engine, asked(Score(CONTINUATIONS), 100))]
+    )
+    torch.testing.assert_close(
+        found, torch.tensor(scores), atol=1e-3 if family in RECURRENT else 1e-4, rtol=0
+    )
     assert loaded.gates.weights.files.read_bytes > 0
     assert loaded.gates.weights.tiers.bytes_in("disk") > 0.5 * loaded.placement.needed_bytes
 
@@ -60,7 +66,9 @@ def test_same_texts_and_scores(family: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("placement", ["offloaded", "disk"])
 def test_keys_and_values_elsewhere(placement: Any, tmp_path: Path) -> None:
     _, texts, _ = made("llama (GQA)")
-    engine = engine_on(opened(saved("llama (GQA)", tmp_path)), dataclasses.replace(PLAN, placement=placement), END_IDS)
+    engine = engine_on(
+        opened(saved("llama (GQA)", tmp_path)), dataclasses.replace(PLAN, placement=placement), END_IDS
+    )
     done = answers(engine, asked(Decode(NEW_TOKENS)))
     assert assert_equal_texts(texts, [generation.token_ids for generation in done]) <= 1
 
@@ -72,19 +80,29 @@ def test_packed_passes_on_streamed_weights(tmp_path: Path) -> None:
     assert kind == "continuous batching over packed passes, on streamed weights"
     done = answers(engine, asked(Decode(NEW_TOKENS)))
     assert assert_equal_texts(texts, [generation.token_ids for generation in done]) <= 1
-    found = torch.tensor([generation.scores for generation in answers(engine, asked(Score(CONTINUATIONS), 100))])
+    found = torch.tensor(
+        [generation.scores for generation in answers(engine, asked(Score(CONTINUATIONS), 100))]
+    )
     torch.testing.assert_close(found, torch.tensor(scores), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(
-    "family", ["llama (GQA)", pytest.param("gpt2", marks=pytest.mark.full), pytest.param("mixtral (MoE)", marks=pytest.mark.full)]
+    "family",
+    [
+        "llama (GQA)",
+        pytest.param("gpt2", marks=pytest.mark.full),
+        pytest.param("mixtral (MoE)", marks=pytest.mark.full),
+    ],
 )
 @pytest.mark.parametrize("quantization", ["nf4", "int8"])
 def test_quantized_as_resident(family: str, quantization: str, tmp_path: Path) -> None:
     """The same bits: one document at a time there is nothing to round differently."""
-    folder = saved(family, tmp_path, intermediate_size=128)  # bitsandbytes errs where rows are no multiple of 64
+    # bitsandbytes errs where rows are no multiple of 64
+    folder = saved(family, tmp_path, intermediate_size=128)
     settings = quantization_config(quantization, "float32")
-    resident = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, quantization_config=settings).eval()
+    resident = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, quantization_config=settings
+    ).eval()
     for module in resident.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
@@ -92,7 +110,12 @@ def test_quantized_as_resident(family: str, quantization: str, tmp_path: Path) -
     ids = torch.tensor([prompts((40,))[0]])
     with torch.inference_mode():
         assert torch.equal(loaded.model(ids).logits, resident(ids).logits)
-    if quantization == "nf4":  # int8 rounds activations, and a difference in the seventh digit may flip a rounding
+    if (
+        quantization == "nf4"
+    ):  # int8 rounds activations, and a difference in the seventh digit may flip a rounding
         plain = ModelEngine(resident, PLAN, end_ids=END_IDS, pad_id=0)
         expected = [generation.token_ids for generation in answers(plain, asked(Decode(12)))]
-        assert [generation.token_ids for generation in answers(engine_on(loaded, PLAN, END_IDS), asked(Decode(12)))] == expected
+        assert [
+            generation.token_ids
+            for generation in answers(engine_on(loaded, PLAN, END_IDS), asked(Decode(12)))
+        ] == expected

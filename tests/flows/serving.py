@@ -1,4 +1,6 @@
-"""A real Prefect server and a real serving process, each in a process group of its own, for tests to use and to kill."""
+"""A real Prefect server and a real serving process, each in a process group of its own, for tests to use and
+to kill.
+"""
 
 from __future__ import annotations
 
@@ -65,10 +67,23 @@ class Server:
         return {**os.environ, "PREFECT_HOME": str(self.home), "PREFECT_API_URL": self.api, "COLUMNS": "200"}
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "prefect", "server", "start", "--host", "127.0.0.1", "--port", str(self.port), "--no-ui"]
+        command = [
+            sys.executable,
+            "-m",
+            "prefect",
+            "server",
+            "start",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self.port),
+            "--no-ui",
+        ]
         environment = {name: value for name, value in self.environment.items() if name != "PREFECT_API_URL"}
         with (self.home / "server.log").open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env=environment)
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, start_new_session=True, env=environment
+            )
         wait_for(self._healthy, 180)
 
     def kill(self) -> None:
@@ -92,7 +107,9 @@ class Server:
     def wait_ended(self, run_id: str, seconds: float = 90) -> tuple[str, str]:
         """The state in which the run ended."""
         final = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
-        ended: tuple[str, str] = wait_for(lambda: state if (state := self.state(run_id))[0] in final else None, seconds)
+        ended: tuple[str, str] = wait_for(
+            lambda: state if (state := self.state(run_id))[0] in final else None, seconds
+        )
         return ended
 
     def artifacts(self, run_id: str) -> dict[str, Json]:
@@ -119,8 +136,17 @@ class Serving:
     def __enter__(self) -> Self:
         with self.log.open("ab") as log:
             self._start = self.log.stat().st_size
-            command = [sys.executable, "-m", "flows.serve", "--config", str(self.night.config), *self.arguments]
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, env=self.environment, cwd=ROOT)
+            command = [
+                sys.executable,
+                "-m",
+                "flows.serve",
+                "--config",
+                str(self.night.config),
+                *self.arguments,
+            ]
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=log, start_new_session=True, env=self.environment, cwd=ROOT
+            )
         wait_for(lambda: "Keep this process running" in self.output)
         return self
 
@@ -142,14 +168,23 @@ class Serving:
 
     def printed_commands(self) -> list[list[str]]:
         """The commands that it tells people to type."""
-        return [line.split() for line in self.output.splitlines() if line.strip().startswith("prefect deployment run")]
+        return [
+            line.split()
+            for line in self.output.splitlines()
+            if line.strip().startswith("prefect deployment run")
+        ]
 
     def start(self, kind: str, *parameters: str) -> str:
         """Type the printed command for ``kind``; the flow run's id."""
         command = next(command for command in self.printed_commands() if f"{kind}/" in command[-1])
         options = [option for parameter in parameters for option in ("-p", parameter)]
         done = subprocess.run(
-            [sys.executable, "-m", *command, *options], env=self.environment, capture_output=True, text=True, timeout=90, check=False
+            [sys.executable, "-m", *command, *options],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         found = re.search(r"UUID: ([0-9a-f-]{36})", done.stdout)

@@ -23,13 +23,20 @@ from pipeline.errors import ConfigError, UsageError
 from pipeline.records import Progress
 
 
-def record(error: Exception | None, name: str = "prefect.task_runs", level: int = logging.ERROR) -> logging.LogRecord:
+def record(
+    error: Exception | None, name: str = "prefect.task_runs", level: int = logging.ERROR
+) -> logging.LogRecord:
     information = None if error is None else (type(error), error, error.__traceback__)
-    return logging.LogRecord(name, level, "file", 1, "Task run failed with exception: %r", ("x",), information)
+    return logging.LogRecord(
+        name, level, "file", 1, "Task run failed with exception: %r", ("x",), information
+    )
 
 
 def test_progress_is_a_line_for_people() -> None:
-    assert describe("label", Progress("working", 12, 1, 1060, 310.4, 299)) == "label: 12 of 1,060 done, 1 failed, 310 tokens/s, 5 min left"
+    assert (
+        describe("label", Progress("working", 12, 1, 1060, 310.4, 299))
+        == "label: 12 of 1,060 done, 1 failed, 310 tokens/s, 5 min left"
+    )
     assert describe("label", Progress("loading", message="loading the model")) == "label: loading the model"
     assert describe("label", Progress("reading")) == "label: reading"
 
@@ -74,7 +81,9 @@ def test_form_of_the_flows(flow: Flow[..., object]) -> None:
     assert flow.retries == 0
 
 
-@pytest.mark.parametrize(("cron", "timezone"), [("every night", "UTC"), ("0 25 * * *", "UTC"), ("0 22 * * *", "Berlin")])
+@pytest.mark.parametrize(
+    ("cron", "timezone"), [("every night", "UTC"), ("0 25 * * *", "UTC"), ("0 22 * * *", "Berlin")]
+)
 def test_wrong_schedules_are_sentences(cron: str, timezone: str) -> None:
     with pytest.raises(UsageError, match="is not a"):
         deployments("configs/demo.yaml", cron, timezone)
@@ -117,4 +126,6 @@ def test_this_prefect_has_the_loops_that_are_made_patient(monkeypatch: pytest.Mo
         module = importlib.import_module(place)
         monkeypatch.setattr(module, LOOP, getattr(module, LOOP))  # restores it afterwards
     outlive_the_server()
-    assert all(getattr(importlib.import_module(place), LOOP).__module__ == "flows.patience" for place in PLACES)
+    assert all(
+        getattr(importlib.import_module(place), LOOP).__module__ == "flows.patience" for place in PLACES
+    )

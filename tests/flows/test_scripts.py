@@ -21,9 +21,14 @@ DEAD = "http://127.0.0.1:9/api"  # the discard port: nothing answers there
 
 def start(night: ANight, *arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, *arguments], cwd=cwd, env={**night.environment, **environment},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env={**night.environment, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
 
 
 def finish(process: subprocess.Popen[str], seconds: float = 240) -> tuple[int, str, str]:
@@ -42,7 +47,9 @@ def a_night(folder: Path, count: int = 12, seconds: float = 0.05) -> ANight:
 
 def test_script_ends_with_a_sentence_and_no_noise(tmp_path: Path) -> None:
     night = a_night(tmp_path)
-    code, out, err = finish(start(night, "flows/label.py", str(night.config), "--set", "engine.batch_rows=2", "--limit", "5"))
+    code, out, err = finish(
+        start(night, "flows/label.py", str(night.config), "--set", "engine.batch_rows=2", "--limit", "5")
+    )
     assert code == 0, err
     assert out.startswith("All done: topic 5 done")
     assert not re.search(r"ERROR|WARNING|CRITICAL|Traceback", err), err
@@ -77,14 +84,19 @@ def test_exit_code_of_failed_documents(tmp_path: Path) -> None:
     [
         (("flows/label.py", "nowhere.yaml"), "there is no configuration file nowhere.yaml"),
         (("flows/summarize.py", "CONFIG", "--limit", "0"), "limit is 0"),
-        (("flows/summarize.py", "CONFIG", "--set", "tasks=[{name: a, kind: label, labels: [x, y]}]"), "no task of kind summarize"),
+        (
+            ("flows/summarize.py", "CONFIG", "--set", "tasks=[{name: a, kind: label, labels: [x, y]}]"),
+            "no task of kind summarize",
+        ),
         (("-m", "flows.serve", "--config", "CONFIG"), "PREFECT_API_URL is not set"),
         (("-m", "flows.serve", "--config", "nowhere.yaml"), "there is no configuration file nowhere.yaml"),
     ],
 )
 def test_mistakes_are_one_sentence(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
     night = a_night(tmp_path)
-    code, out, err = finish(start(night, *(str(night.config) if word == "CONFIG" else word for word in arguments)))
+    code, out, err = finish(
+        start(night, *(str(night.config) if word == "CONFIG" else word for word in arguments))
+    )
     assert code == 2
     assert said in err
     assert err.count("\n") == 1, err
@@ -107,13 +119,17 @@ def test_program_runs_with_the_decorators_removed(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "flows", project / "flows", ignore=shutil.ignore_patterns("__pycache__"))
     removed = 0
     for file in (project / "flows").glob("*.py"):
-        plain, count = re.subn(r"^@(flow|task)\(.*\)\n", "", file.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        plain, count = re.subn(
+            r"^@(flow|task)\(.*\)\n", "", file.read_text(encoding="utf-8"), flags=re.MULTILINE
+        )
         removed += count
         file.write_text(plain, encoding="utf-8")
     assert removed == 5
     night = a_night(tmp_path / "night")
     call = f"from flows.label import label; print(label({str(night.config)!r}).message)"
-    code, out, err = finish(start(night, "-c", call, cwd=project, PYTHONPATH=str(ROOT), PREFECT_API_URL=DEAD), 60)
+    code, out, err = finish(
+        start(night, "-c", call, cwd=project, PYTHONPATH=str(ROOT), PREFECT_API_URL=DEAD), 60
+    )
     assert code == 0, err
     assert "All done: topic 12 done" in out
     assert done_count(night, "topic") == 12

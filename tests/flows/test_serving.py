@@ -1,4 +1,6 @@
-"""The deployments on a real server: the printed command, kill -9, cancelling, a lost server, and the names of the endings."""
+"""The deployments on a real server: the printed command, kill -9, cancelling, a lost server, and the names of
+the endings.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ def answers(night: ANight, task: str) -> int:
 def test_printed_command_runs_and_goes_on_after_kill_of_everything(server: Server, tmp_path: Path) -> None:
     night = a_night(tmp_path)
     with Serving(server, night) as serving:
-        assert [command[-1] for command in serving.printed_commands()] == ["summarize/overnight", "label/overnight"]
+        assert [command[-1] for command in serving.printed_commands()] == [
+            "summarize/overnight",
+            "label/overnight",
+        ]
         first = serving.start("label")
         serving.wait_done("topic", 4)
     assert no_process_left(night.directory)
@@ -64,8 +69,12 @@ def test_form_schedule_and_bounds(server: Server, tmp_path: Path) -> None:
             assert (schedule["cron"], schedule["timezone"]) == ("30 21 * * *", "Europe/Berlin")
         refused = subprocess.run(
             [sys.executable, "-m", "prefect", "deployment", "run", "label/overnight", "-p", "limit=0"],
-            env=serving.environment, capture_output=True, text=True, timeout=90, check=False,
-        )  # fmt: skip
+            env=serving.environment,
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
         assert refused.returncode != 0
         assert "minimum" in refused.stdout + refused.stderr
 
@@ -76,7 +85,12 @@ def test_cancelling_stops_the_work_and_the_same_deployment_goes_on(server: Serve
     with Serving(server, night) as serving:
         first = serving.start("label")
         serving.wait_done("topic", 2)
-        subprocess.run([sys.executable, "-m", "prefect", "flow-run", "cancel", first], env=serving.environment, check=True, timeout=60)
+        subprocess.run(
+            [sys.executable, "-m", "prefect", "flow-run", "cancel", first],
+            env=serving.environment,
+            check=True,
+            timeout=60,
+        )
         started = time.monotonic()
         assert server.wait_ended(first, 20) == ("CANCELLED", "Cancelled"), serving.output
         assert time.monotonic() - started < 15
@@ -88,7 +102,9 @@ def test_cancelling_stops_the_work_and_the_same_deployment_goes_on(server: Serve
 
 
 @pytest.mark.full
-def test_second_run_of_a_kind_ends_as_already_running_and_the_other_kind_waits(server: Server, tmp_path: Path) -> None:
+def test_second_run_of_a_kind_ends_as_already_running_and_the_other_kind_waits(
+    server: Server, tmp_path: Path
+) -> None:
     night = a_night(tmp_path, count=30, seconds=1.5)
     with Serving(server, night) as serving:
         first = serving.start("label")
@@ -132,7 +148,12 @@ def test_losing_the_server_stops_nothing(tmp_path: Path) -> None:
         assert server.wait_ended(run, 180) == ("COMPLETED", "Completed"), serving.output
         later = serving.start("summarize")  # work is still taken, and can still be cancelled
         serving.wait_done("summary", 1)
-        subprocess.run([sys.executable, "-m", "prefect", "flow-run", "cancel", later], env=serving.environment, check=True, timeout=60)
+        subprocess.run(
+            [sys.executable, "-m", "prefect", "flow-run", "cancel", later],
+            env=serving.environment,
+            check=True,
+            timeout=60,
+        )
         assert server.wait_ended(later, 30) == ("CANCELLED", "Cancelled"), serving.output
     assert answers(night, "topic") == 100
 

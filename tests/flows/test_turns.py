@@ -24,7 +24,11 @@ def test_kinds_are_those_of_the_configuration() -> None:
 
 
 def test_second_flow_of_a_kind_is_refused(tmp_path: Path) -> None:
-    with take_turn(str(tmp_path), "label"), pytest.raises(AlreadyRunning, match="another label run"), take_turn(str(tmp_path), "label"):
+    with (
+        take_turn(str(tmp_path), "label"),
+        pytest.raises(AlreadyRunning, match="another label run"),
+        take_turn(str(tmp_path), "label"),
+    ):
         pass
     with take_turn(str(tmp_path), "label"):
         pass  # it goes with its holder
@@ -62,5 +66,10 @@ def test_another_kind_is_waited_for(tmp_path: Path) -> None:
 def test_waiting_can_be_stopped(tmp_path: Path) -> None:
     directory, stop = str(tmp_path), StopSignal()
     stopped = pytest.raises(StoppedEarly, match="signal SIGTERM")
-    with take_turn(directory, "summarize"), RunDirectory(directory).locked(), take_turn(directory, "label") as turn, stopped:
+    with (
+        take_turn(directory, "summarize"),
+        RunDirectory(directory).locked(),
+        take_turn(directory, "label") as turn,
+        stopped,
+    ):
         turn.when_free(lambda: start_in(directory), lambda progress: stop.request("signal SIGTERM"), stop)

@@ -1,6 +1,8 @@
-"""Whatever bytes come in, only the project's own errors come out: readers, configuration, the headers of cache files.
+"""Whatever bytes come in, only the project's own errors come out: readers, configuration, the headers of
+cache files.
 
-The full tier reaches 100,000 inputs over all tests of this file; ``INPUTS`` says how many each takes in either tier.
+The full tier reaches 100,000 inputs over all tests of this file; ``INPUTS`` says how many each takes in
+either tier.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ INPUTS = {  # quick, full
 
 def inputs(of: str) -> pytest.MarkDecorator:
     quick, full = INPUTS[of]
-    return pytest.mark.parametrize("count", [quick, pytest.param(full, marks=[pytest.mark.full, pytest.mark.timeout(3600)])])
+    return pytest.mark.parametrize(
+        "count", [quick, pytest.param(full, marks=[pytest.mark.full, pytest.mark.timeout(3600)])]
+    )
 
 
 def tried(count: int, strategy: st.SearchStrategy[Any], one: Callable[[Any], None]) -> None:
@@ -81,7 +85,11 @@ def test_readers(name: str, count: int) -> None:
 @inputs("text")
 def test_configuration_files(count: int) -> None:
     written = yaml.safe_dump(CONFIG).encode()
-    files = st.one_of(junk, st.text(max_size=200).map(lambda text: text.encode("utf-8", "surrogatepass")), damaged(st.just(written)))
+    files = st.one_of(
+        junk,
+        st.text(max_size=200).map(lambda text: text.encode("utf-8", "surrogatepass")),
+        damaged(st.just(written)),
+    )
 
     def one(data: bytes) -> None:
         with tempfile.TemporaryDirectory() as folder:
@@ -107,7 +115,18 @@ def test_overrides(count: int, tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump(CONFIG))
     keys = st.sampled_from(
-        ["run", "tasks", "tasks.0", "tasks.topic.labels", "model.max_memory", "source.path.0", "", ".", "a..b", "tasks.-1"]
+        [
+            "run",
+            "tasks",
+            "tasks.0",
+            "tasks.topic.labels",
+            "model.max_memory",
+            "source.path.0",
+            "",
+            ".",
+            "a..b",
+            "tasks.-1",
+        ]
     )
     words = st.one_of(st.tuples(keys, st.text(max_size=20)).map("=".join), st.text(max_size=30))
 
@@ -144,7 +163,9 @@ def test_headers_of_cache_files(count: int, tmp_path: Path) -> None:
     files, path = Files(), tmp_path / "segment"
     layout = Layout.of([Part("L0.k", "F32", (2, 3)), Part("ids", "U32", (3,))], {"format": "as_computed"})
     descriptor = files.allocate(path, layout.size_bytes)
-    write_tensors(files, descriptor, layout, [("L0.k", memoryview(bytes(24))), ("ids", memoryview(bytes(12)))])
+    write_tensors(
+        files, descriptor, layout, [("L0.k", memoryview(bytes(24))), ("ids", memoryview(bytes(12)))]
+    )
     os.close(descriptor)
     whole = path.read_bytes()
     header = json.loads(whole[8 : layout.header_bytes])
@@ -164,5 +185,7 @@ def test_headers_of_cache_files(count: int, tmp_path: Path) -> None:
 
     check_whole = copy.copy(whole[: layout.header_bytes])
     one(check_whole)
-    strange = st.one_of(junk, damaged(st.just(check_whole)), replaced(header).map(packed), ANYTHING.map(packed))
+    strange = st.one_of(
+        junk, damaged(st.just(check_whole)), replaced(header).map(packed), ANYTHING.map(packed)
+    )
     tried(count, strange, one)

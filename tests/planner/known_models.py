@@ -21,17 +21,33 @@ class Known:
     active: float | None = None
 
 
-def _decoder(family: str, layers: int, heads: int, kv: int, hidden: int, wide: int, vocabulary: int, **more: Any) -> dict[str, Any]:
+def _decoder(
+    family: str, layers: int, heads: int, kv: int, hidden: int, wide: int, vocabulary: int, **more: Any
+) -> dict[str, Any]:
     return {
-        "model_type": family, "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv, "hidden_size": hidden,
-        "intermediate_size": wide, "vocab_size": vocabulary, "max_position_embeddings": 8192, **more,
-    }  # fmt: skip
+        "model_type": family,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "hidden_size": hidden,
+        "intermediate_size": wide,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": 8192,
+        **more,
+    }
 
 
-_V3 = {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+_V3 = {
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
 _GPT_OSS = {"head_dim": 64, "num_experts_per_tok": 4, "sliding_window": 128, "attention_bias": True}
 TIED = {"tie_word_embeddings": True}
 
+# fmt: off
 KNOWN: dict[str, Known] = {
     # Touvron and others 2023; weight index of the published checkpoint
     "Llama 2 7B": Known(_decoder("llama", 32, 32, 32, 4096, 11008, 32000), 6_738_415_616, "MHA", 512 * 1024),
@@ -164,4 +180,5 @@ KNOWN: dict[str, Known] = {
         ),
         51.57e9, "GQA", 16 * 1024, active=12.1e9,
     ),
-}  # fmt: skip
+}
+# fmt: on

@@ -14,13 +14,23 @@ from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 from pipeline.planner.model.shape import model_shape
 
 SIZES: dict[str, Any] = {
-    "vocab_size": 500, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 3, "num_attention_heads": 8,
-    "num_key_value_heads": 8, "max_position_embeddings": 2048, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+    "vocab_size": 500,
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 2048,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 
 
 class Held(TorchDispatchMode):  # type: ignore[misc]  # torch ships it without types
-    """Bytes of the tensors that operations make and nobody has dropped yet; ``peak`` is the most there ever were."""
+    """Bytes of the tensors that operations make and nobody has dropped yet; ``peak`` is the most there ever
+    were.
+    """
 
     def __init__(self, model: Any) -> None:
         super().__init__()

@@ -21,7 +21,9 @@ GIB = 2**30
 ORDER = ("does not fit", "split", "cache offloaded", "resident")
 
 
-def forecast(name: str, machine: Hardware, quantization: str = "none", context: int = 4096, **wish: Any) -> Forecast:
+def forecast(
+    name: str, machine: Hardware, quantization: str = "none", context: int = 4096, **wish: Any
+) -> Forecast:
     return decide(model_shape(KNOWN[name].config), machine, Wish(quantization, "float16", context, **wish))
 
 
@@ -47,10 +49,15 @@ def test_what_fits_stays_on_the_card() -> None:
 def test_what_does_not_fit_is_told_to_quantize_but_stays_as_asked() -> None:
     found = forecast("Llama 3 8B", with_disk(described("8GiB", "32GiB")))
     assert found.verdict == "split"
-    assert sum(found.weights_bytes.values()) == model_shape(KNOWN["Llama 3 8B"].config).weights_bytes("none", "float16")
+    assert sum(found.weights_bytes.values()) == model_shape(KNOWN["Llama 3 8B"].config).weights_bytes(
+        "none", "float16"
+    )
     assert found.weights_bytes["device"] > 0
     assert found.weights_bytes["ram"] > 0
-    assert any("model.quantization nf4" in step and "everything fits on the graphics card" in step for step in found.next_steps)
+    assert any(
+        "model.quantization nf4" in step and "everything fits on the graphics card" in step
+        for step in found.next_steps
+    )
     assert found.step is not None
     assert found.step.slowdown > 3
     assert "computing does not hide it" in words(found)
@@ -84,7 +91,10 @@ def test_a_cache_that_overflows_goes_to_ram_and_mha_is_named() -> None:
     assert found.ram_peak_bytes >= 16 * GIB
     assert found.step is not None
     assert found.step.transfer_seconds > 0.6
-    assert any("(MHA); a GQA model of this size with 8 KV heads would need 4.0 GiB instead of 16.0 GiB" in text for text in found.warnings)
+    assert any(
+        "(MHA); a GQA model of this size with 8 KV heads would need 4.0 GiB instead of 16.0 GiB" in text
+        for text in found.warnings
+    )
     shorter = next(step for step in found.next_steps if "model.context_tokens" in step)
     tokens = int(shorter.split("model.context_tokens ")[1].split()[0].replace(",", ""))
     assert forecast("Llama 2 7B", described("24GiB", "64GiB"), context=tokens).verdict == "resident"
@@ -95,7 +105,10 @@ def test_the_memory_that_is_asked_for_is_enough() -> None:
     found = forecast("Llama 2 7B", machine, context=32768)
     step = next(step for step in found.next_steps if "more VRAM would hold everything" in step)
     more = float(step.split(" GiB")[0]) + 0.1  # it is rounded
-    assert forecast("Llama 2 7B", replace(machine, gpu_bytes=(int((24 + more) * GIB),)), context=32768).verdict == "resident"
+    assert (
+        forecast("Llama 2 7B", replace(machine, gpu_bytes=(int((24 + more) * GIB),)), context=32768).verdict
+        == "resident"
+    )
 
 
 def test_auto_takes_the_disk_only_where_no_memory_holds_a_document() -> None:
@@ -119,11 +132,20 @@ def test_short_documents_are_not_slowed_by_what_longer_ones_would_need() -> None
 
 def test_the_disk_holds_what_grows_and_memory_a_layer_at_a_time() -> None:
     shape = model_shape(KNOWN["Gemma 2 9B"].config)
-    found = forecast("Gemma 2 9B", with_disk(described(ram="64GiB")), context=8192, rows=1, stored_dtype="float16", cache_place="disk")
+    found = forecast(
+        "Gemma 2 9B",
+        with_disk(described(ram="64GiB")),
+        context=8192,
+        rows=1,
+        stored_dtype="float16",
+        cache_place="disk",
+    )
     assert (found.verdict, found.cache_place) == ("cache offloaded", "disk")
     assert found.disk_peak_bytes == shape.far_bytes(8192, "float16")
     assert 0 < shape.far_bytes(8192, "float16") < shape.kv_bytes(8192, "float16")
-    in_memory = forecast("Gemma 2 9B", with_disk(described(ram="64GiB")), context=8192, rows=1, stored_dtype="float16")
+    in_memory = forecast(
+        "Gemma 2 9B", with_disk(described(ram="64GiB")), context=8192, rows=1, stored_dtype="float16"
+    )
     saved = in_memory.ram_peak_bytes - found.ram_peak_bytes
     assert saved == shape.kv_bytes(8192, "float16") - shape.near_bytes(8192, "float16")
     assert found.step is not None
@@ -139,7 +161,10 @@ def test_a_cache_in_eight_bits_takes_half_and_only_if_asked_for() -> None:
     assert any("kv_cache.placement quantized" in step for step in plain.next_steps)
     assert (packed.verdict, packed.cache_place) == ("resident", "device")
     assert "in 8 bits, as configured" in words(packed)
-    small = [forecast("Llama 2 7B", described("80GiB", "64GiB"), rows=4, cache_dtype=kind).cache_bytes for kind in (None, "float8")]
+    small = [
+        forecast("Llama 2 7B", described("80GiB", "64GiB"), rows=4, cache_dtype=kind).cache_bytes
+        for kind in (None, "float8")
+    ]
     assert small[0] == 2 * small[1]
 
 
@@ -182,7 +207,9 @@ def test_the_deadline_is_compared() -> None:
     work = Workload([1000, 3000] * 20, 5000, 96)
     slow = forecast("Llama 3 8B", described("24GiB", "64GiB"), work=work, deadline_seconds=60)
     assert "too long for the deadline" in words(slow)
-    assert "before the deadline" in words(forecast("Llama 3 8B", described("24GiB", "64GiB"), work=work, deadline_seconds=10**7))
+    assert "before the deadline" in words(
+        forecast("Llama 3 8B", described("24GiB", "64GiB"), work=work, deadline_seconds=10**7)
+    )
 
 
 def test_without_rates_memory_is_planned_all_the_same() -> None:
@@ -198,13 +225,17 @@ def test_a_family_that_bitsandbytes_passes_over_is_named() -> None:
 
 
 @given(
-    st.sampled_from(["Llama 2 7B", "Llama 3 8B", "Mixtral 8x7B", "Gemma 2 9B", "DeepSeek V2 Lite", "Mamba 2.8B"]),
+    st.sampled_from(
+        ["Llama 2 7B", "Llama 3 8B", "Mixtral 8x7B", "Gemma 2 9B", "DeepSeek V2 Lite", "Mamba 2.8B"]
+    ),
     st.sampled_from(["none", "int8", "nf4"]),
     st.integers(4, 100),
     st.integers(0, 64),
     st.integers(512, 32768),
 )
-def test_more_memory_never_makes_it_worse(name: str, quantization: str, vram: int, more: int, context: int) -> None:
+def test_more_memory_never_makes_it_worse(
+    name: str, quantization: str, vram: int, more: int, context: int
+) -> None:
     small = forecast(name, with_disk(described(f"{vram}GiB", "32GiB")), quantization, context)
     large = forecast(name, with_disk(described(f"{vram + more}GiB", "32GiB")), quantization, context)
     assert ORDER.index(large.verdict) >= ORDER.index(small.verdict)
@@ -212,8 +243,15 @@ def test_more_memory_never_makes_it_worse(name: str, quantization: str, vram: in
         assert large.rows >= small.rows
 
 
-@given(st.sampled_from(sorted(KNOWN)), st.sampled_from(["none", "nf4"]), st.integers(2, 100), st.integers(512, 8192))
-def test_what_is_promised_to_fit_is_within_the_memory(name: str, quantization: str, vram: int, context: int) -> None:
+@given(
+    st.sampled_from(sorted(KNOWN)),
+    st.sampled_from(["none", "nf4"]),
+    st.integers(2, 100),
+    st.integers(512, 8192),
+)
+def test_what_is_promised_to_fit_is_within_the_memory(
+    name: str, quantization: str, vram: int, context: int
+) -> None:
     machine = with_disk(described(f"{vram}GiB", "64GiB"))
     found = forecast(name, machine, quantization, context)
     if found.fits:

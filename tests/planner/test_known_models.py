@@ -1,4 +1,4 @@
-"""Models that everybody knows, from the numbers of their configurations alone: sizes and caches as published."""
+"""Models that everybody knows, from their configurations alone: sizes and caches as published."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def test_llama_2_70b_is_140_gb_and_about_38_in_four_bits() -> None:
     assert shape.weights_bytes("none", "float16") == pytest.approx(138e9, rel=0.005)
     assert shape.bits_alone_bytes(4) == pytest.approx(34.5e9, rel=0.005)
     assert 36e9 < shape.weights_bytes("nf4", "float16") < 40e9
-    assert not decide(shape, described("24GiB", "128GiB"), Wish("nf4", "float16", 4096, may_stream=False)).fits
+    assert not decide(
+        shape, described("24GiB", "128GiB"), Wish("nf4", "float16", 4096, may_stream=False)
+    ).fits
     assert decide(shape, described("48GiB", "128GiB"), Wish("nf4", "float16", 4096)).verdict == "resident"
 
 
@@ -64,10 +66,15 @@ def test_windows_cap_the_cache() -> None:
 
 
 def test_a_window_that_is_switched_off_is_none() -> None:
-    """Mistral 7B v0.1 looks back 4,096 tokens in every layer; Qwen2.5 names a window and does not use it; Mixtral has none."""
-    mistral, qwen, mixtral = (model_shape(KNOWN[name].config) for name in ("Mistral 7B", "Qwen2.5 7B", "Mixtral 8x7B"))
+    """Mistral 7B v0.1 looks back 4,096 tokens in every layer; Qwen2.5 names one and does not use it; Mixtral
+    has none.
+    """
+    mistral, qwen, mixtral = (
+        model_shape(KNOWN[name].config) for name in ("Mistral 7B", "Qwen2.5 7B", "Mixtral 8x7B")
+    )
     assert {layer.window for layer in mistral.kinds} == {4096}
-    assert mistral.kv_bytes(32_768, "bfloat16") == 4095 * 128 * 1024  # the newest token is there when it is needed
+    # the newest token is there when it is needed
+    assert mistral.kv_bytes(32_768, "bfloat16") == 4095 * 128 * 1024
     assert {layer.window for layer in (*qwen.kinds, *mixtral.kinds)} == {None}
     assert qwen.kv_bytes(32_768, "bfloat16") == 32_768 * 56 * 1024
     assert mistral.tokens_in(64 * GIB, "bfloat16") == -1

@@ -52,13 +52,28 @@ def test_many_logits_cost_a_copy_of_the_head() -> None:
     assert head_copy_bytes(DEMO, "float32", 17, on_card=True) == 0
 
 
-def night(rows: int, tokens: int, documents: int, quantization: str = "none", new: int = 32, context: int = 2048) -> int:
-    load = TaskLoad("t", "summarize", documents, documents * tokens * 4, (Asked(tokens * 4, tokens, (Question(tokens, 0, new),)),))
+def night(
+    rows: int, tokens: int, documents: int, quantization: str = "none", new: int = 32, context: int = 2048
+) -> int:
+    load = TaskLoad(
+        "t",
+        "summarize",
+        documents,
+        documents * tokens * 4,
+        (Asked(tokens * 4, tokens, (Question(tokens, 0, new),)),),
+    )
     wish = Wish(quantization, "float32", context, rows=rows, loads=(load,), stored_dtype="float32")
     return decide(DEMO, described(ram="32GiB"), wish).ram_peak_bytes
 
 
-@given(st.integers(1, 64), st.integers(16, 1900), st.integers(1, 500), st.integers(0, 64), st.integers(0, 500), st.integers(0, 100))
+@given(
+    st.integers(1, 64),
+    st.integers(16, 1900),
+    st.integers(1, 500),
+    st.integers(0, 64),
+    st.integers(0, 500),
+    st.integers(0, 100),
+)
 def test_more_rows_tokens_or_documents_never_need_less(
     rows: int, tokens: int, documents: int, more_rows: int, more_documents: int, more: int
 ) -> None:
@@ -72,4 +87,7 @@ def test_the_process_is_part_of_the_peak() -> None:
     light = Wish("none", "float32", 512, process_bytes=100 * 2**20, stored_dtype="float32")
     heavy = Wish("none", "float32", 512, process_bytes=900 * 2**20, stored_dtype="float32")
     machine = described(ram="16GiB")
-    assert decide(DEMO, machine, heavy).ram_peak_bytes - decide(DEMO, machine, light).ram_peak_bytes == 800 * 2**20
+    assert (
+        decide(DEMO, machine, heavy).ram_peak_bytes - decide(DEMO, machine, light).ram_peak_bytes
+        == 800 * 2**20
+    )

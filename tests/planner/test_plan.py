@@ -1,4 +1,6 @@
-"""The plan: shapes of known models, memory that never shrinks when asked for more, sentences for what does not fit."""
+"""The plan: shapes of known models, memory that never shrinks when asked for more, sentences for what does
+not fit.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,14 @@ from pipeline.planner.plan import make_plan, weights_bytes
 from pipeline.system.hardware import Disk, Hardware, available_ram_bytes
 
 GIB = 2**30
-LLAMA_2_7B = {"num_hidden_layers": 32, "num_attention_heads": 32, "hidden_size": 4096, "intermediate_size": 11008, "vocab_size": 32000,
-              "max_position_embeddings": 4096}  # fmt: skip
+LLAMA_2_7B = {
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+}
 RESOLVED = {"dtype": "float16", "layout": "instructions_first"}
 
 
@@ -43,7 +51,9 @@ def test_grouped_and_multi_query_models() -> None:
     gqa = model_shape({**LLAMA_2_7B, "num_hidden_layers": 64, "num_key_value_heads": 8, "head_dim": 128})
     assert gqa.kv_bytes_per_token("bfloat16") == 256 * 1024
     assert gqa.attention() == "GQA"
-    falcon = model_shape({"n_layer": 32, "n_head": 71, "hidden_size": 4544, "multi_query": True, "vocab_size": 65024})
+    falcon = model_shape(
+        {"n_layer": 32, "n_head": 71, "hidden_size": 4544, "multi_query": True, "vocab_size": 65024}
+    )
     assert (falcon.kv_heads, falcon.head_dim, falcon.attention()) == (1, 64, "MQA")
 
 
@@ -58,7 +68,8 @@ def test_an_unknown_shape_names_what_is_missing() -> None:
 
 def test_weights_of_llama_2_7b() -> None:
     shape = model_shape(LLAMA_2_7B)
-    assert weights_bytes(shape, "none", "float16") == pytest.approx(13.2e9, rel=0.03)  # 6.74 billion parameters, head counted once
+    # 6.74 billion parameters, head counted once
+    assert weights_bytes(shape, "none", "float16") == pytest.approx(13.2e9, rel=0.03)
     assert weights_bytes(shape, "nf4", "float16") == pytest.approx(3.6e9, rel=0.05)
 
 
@@ -77,7 +88,12 @@ def test_what_does_not_fit_is_one_sentence_with_remedies() -> None:
 
 def test_the_context_is_capped_and_never_raised() -> None:
     shape = model_shape(LLAMA_2_7B)
-    assert make_plan(config(model={"context_tokens": 1024}), shape, Hardware(4, 32 * GIB), RESOLVED).context_tokens == 1024
+    assert (
+        make_plan(
+            config(model={"context_tokens": 1024}), shape, Hardware(4, 32 * GIB), RESOLVED
+        ).context_tokens
+        == 1024
+    )
     with pytest.raises(ConfigError, match="at most 4,096"):
         make_plan(config(model={"context_tokens": 9999}), shape, Hardware(4, 32 * GIB), RESOLVED)
 
@@ -87,12 +103,24 @@ def test_placement_is_explained() -> None:
     plan = make_plan(config(), shape, Hardware(4, 32 * GIB), RESOLVED)
     assert plan.placement == "device"
     assert any("without a GPU" in reason for reason in plan.reasons)
-    assert make_plan(config(kv_cache={"placement": "offloaded"}), shape, Hardware(4, 32 * GIB), RESOLVED).placement == "offloaded"
+    assert (
+        make_plan(
+            config(kv_cache={"placement": "offloaded"}), shape, Hardware(4, 32 * GIB), RESOLVED
+        ).placement
+        == "offloaded"
+    )
     disk = (Disk("/", 100 * GIB),)
-    on_disk = make_plan(config(kv_cache={"placement": "disk"}), shape, Hardware(4, 29 * GIB, disks=disk), RESOLVED)
+    on_disk = make_plan(
+        config(kv_cache={"placement": "disk"}), shape, Hardware(4, 29 * GIB, disks=disk), RESOLVED
+    )
     assert (on_disk.placement, on_disk.batch_tokens >= on_disk.context_tokens) == ("disk", True)
     with pytest.raises(DoesNotFit, match="the disk of the run directory does not hold"):
-        make_plan(config(kv_cache={"placement": "disk"}), shape, Hardware(4, 29 * GIB, disks=(Disk("/", 2**20),)), RESOLVED)
+        make_plan(
+            config(kv_cache={"placement": "disk"}),
+            shape,
+            Hardware(4, 29 * GIB, disks=(Disk("/", 2**20),)),
+            RESOLVED,
+        )
 
 
 def test_a_lossy_placement_is_never_taken_by_itself() -> None:

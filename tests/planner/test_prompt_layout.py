@@ -17,10 +17,13 @@ RUBRIC: dict[str, Any] = {**LABEL, "name": "rubric", "instructions": "Judge it w
 def config(*tasks: dict[str, Any], **store: Any) -> Config:
     return parse_config(
         {
-            "model": {"id": "m"}, "kv_cache": {"store": store}, "source": {"path": "in.jsonl"}, "tasks": list(tasks),
+            "model": {"id": "m"},
+            "kv_cache": {"store": store},
+            "source": {"path": "in.jsonl"},
+            "tasks": list(tasks),
             "run": {"directory": "r"},
         }
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,10 @@ def test_a_prefix_that_is_there_costs_attention_only() -> None:
 
 
 def test_a_window_bounds_attention() -> None:
-    gemma, whole = model_shape(KNOWN["Mistral 7B"].config), model_shape({**KNOWN["Mistral 7B"].config, "sliding_window": None})
+    gemma, whole = (
+        model_shape(KNOWN["Mistral 7B"].config),
+        model_shape({**KNOWN["Mistral 7B"].config, "sliding_window": None}),
+    )
     assert prefill_operations(gemma, 4000) == prefill_operations(whole, 4000)
     assert prefill_operations(gemma, 32000) < prefill_operations(whole, 32000)
 
@@ -61,7 +64,10 @@ def test_decoding_alone_reads_all_weights_and_the_cache() -> None:
 
 
 def test_rows_share_the_weights() -> None:
-    one, many = (decode_step(LLAMA, ROOF, quantization="none", dtype="float16", rows=rows, tokens=128) for rows in (1, 8))
+    one, many = (
+        decode_step(LLAMA, ROOF, quantization="none", dtype="float16", rows=rows, tokens=128)
+        for rows in (1, 8)
+    )
     assert one.weights_seconds == many.weights_seconds
     assert many.cache_seconds == pytest.approx(8 * one.cache_seconds)
     assert many.seconds / 8 < one.seconds / 4
@@ -77,7 +83,14 @@ def test_experts_that_nobody_chooses_are_not_read() -> None:
 def test_offloading_is_hidden_only_behind_longer_work() -> None:
     def step(moved: int) -> float:
         return decode_step(
-            LLAMA, ROOF, quantization="none", dtype="float16", rows=1, tokens=2048, transferred_bytes=moved, link_bytes_per_second=25e9
+            LLAMA,
+            ROOF,
+            quantization="none",
+            dtype="float16",
+            rows=1,
+            tokens=2048,
+            transferred_bytes=moved,
+            link_bytes_per_second=25e9,
         ).slowdown
 
     assert step(GIB // 8) == 1
@@ -91,28 +104,43 @@ def test_unpacking_nf4_slows_a_processor_down() -> None:
 
 
 def test_calibrated_rates_replace_the_formulas() -> None:
-    calibrated = Speed(Rates("bench", 1e12, 1e14, 2e9, prefill_tokens_per_second=400.0, decode_tokens_per_second=10.0))
+    calibrated = Speed(
+        Rates("bench", 1e12, 1e14, 2e9, prefill_tokens_per_second=400.0, decode_tokens_per_second=10.0)
+    )
     assert prefill_seconds(LLAMA, 2000, calibrated) == 5
-    assert decode_step(LLAMA, calibrated, quantization="nf4", dtype="float16", rows=1, tokens=99).seconds == pytest.approx(0.1)
+    assert decode_step(
+        LLAMA, calibrated, quantization="nf4", dtype="float16", rows=1, tokens=99
+    ).seconds == pytest.approx(0.1)
 
 
 def test_loading_is_as_slow_as_the_slower_of_disk_and_link() -> None:
     assert load_seconds(4 * 10**9, RATES) == 2
-    assert load_seconds(4 * 10**9, Rates("a test", disk_read_bytes_per_second=2e9, to_device_bytes_per_second=1e9)) == 4
+    assert (
+        load_seconds(
+            4 * 10**9, Rates("a test", disk_read_bytes_per_second=2e9, to_device_bytes_per_second=1e9)
+        )
+        == 4
+    )
     with pytest.raises(ValueError, match="disk read rate of this machine is not known"):
         load_seconds(1, Rates())
 
 
 def duration(lengths: list[int], documents: int, **more: int) -> float:
-    work = Workload(lengths, documents, more.pop("output", 64), more.pop("instructions", 100), more.pop("shared", 0))
-    return work_duration(LLAMA, ROOF, work, quantization="none", dtype="float16", rows=more.pop("rows", 8), **more).seconds  # type: ignore[arg-type]
+    work = Workload(
+        lengths, documents, more.pop("output", 64), more.pop("instructions", 100), more.pop("shared", 0)
+    )
+    return work_duration(
+        LLAMA, ROOF, work, quantization="none", dtype="float16", rows=more.pop("rows", 8), **more
+    ).seconds  # type: ignore[arg-type]
 
 
 def test_documents_an_hour() -> None:
     work = Workload([1000] * 10, 10, 64, 100, 100)
     found = work_duration(LLAMA, ROOF, work, quantization="none", dtype="float16", rows=5)
     reading = 10 * prefill_seconds(LLAMA, 1000, ROOF, 100) + prefill_seconds(LLAMA, 100, ROOF)
-    writing = 2 * 64 * decode_step(LLAMA, ROOF, quantization="none", dtype="float16", rows=5, tokens=1132).seconds
+    writing = (
+        2 * 64 * decode_step(LLAMA, ROOF, quantization="none", dtype="float16", rows=5, tokens=1132).seconds
+    )
     assert found.seconds == pytest.approx(reading + writing)
     assert found.documents_per_hour == pytest.approx(36000 / found.seconds)
     assert found.range_seconds == (found.seconds, found.seconds)  # all were counted
@@ -126,7 +154,12 @@ def test_the_error_of_a_sample_shrinks_with_its_size_and_is_nought_for_all() -> 
 
 
 def test_nothing_to_do_takes_no_time() -> None:
-    assert work_duration(LLAMA, ROOF, Workload([], 0, 64), quantization="nf4", dtype="float16", rows=8).documents_per_hour == math.inf
+    assert (
+        work_duration(
+            LLAMA, ROOF, Workload([], 0, 64), quantization="nf4", dtype="float16", rows=8
+        ).documents_per_hour
+        == math.inf
+    )
 
 
 @given(st.lists(st.integers(1, 4000), min_size=1, max_size=20), st.integers(1, 1000), st.integers(1, 500))
@@ -142,7 +175,10 @@ def test_more_work_never_takes_less_time(lengths: list[int], documents: int, out
 def test_recurrent_models_are_timed_too() -> None:
     mamba = model_shape(KNOWN["Mamba 2.8B"].config)
     assert prefill_operations(mamba, 2000) == pytest.approx(2 * prefill_operations(mamba, 1000), rel=0.01)
-    short, long = (decode_step(mamba, ROOF, quantization="none", dtype="float16", rows=1, tokens=tokens) for tokens in (10, 100_000))
+    short, long = (
+        decode_step(mamba, ROOF, quantization="none", dtype="float16", rows=1, tokens=tokens)
+        for tokens in (10, 100_000)
+    )
     assert short == long
 
 
@@ -154,8 +190,12 @@ def test_memory_is_monotone(shape: ModelShape, tokens: int, rows: int) -> None:
     assert shape.kv_bytes(tokens, "float16", rows) <= shape.kv_bytes(tokens + 1, "float16", rows)
     assert shape.kv_bytes(tokens, "float16", rows) <= shape.kv_bytes(tokens, "float16", rows + 1)
     assert shape.kv_bytes(tokens, "float16", rows) <= shape.kv_bytes(tokens, "float32", rows)
-    assert shape.activation_bytes(tokens, "float16", rows) <= shape.activation_bytes(tokens + rows, "float16", rows)
-    assert shape.activation_bytes(tokens, "float16") <= shape.activation_bytes(tokens, "float16", past_tokens=1)
+    assert shape.activation_bytes(tokens, "float16", rows) <= shape.activation_bytes(
+        tokens + rows, "float16", rows
+    )
+    assert shape.activation_bytes(tokens, "float16") <= shape.activation_bytes(
+        tokens, "float16", past_tokens=1
+    )
     assert shape.weights_bytes("none", "float16") <= shape.weights_bytes("none", "float32")
 
 
@@ -168,4 +208,6 @@ def test_what_fits_fits_and_one_more_does_not(name: str, free: int, more: int) -
         return
     assert tokens == 0 or shape.kv_bytes(tokens, "bfloat16") <= free
     assert shape.kv_bytes(tokens + 1, "bfloat16") > free
-    assert shape.tokens_in(free + more, "bfloat16") >= tokens or shape.tokens_in(free + more, "bfloat16") == -1
+    assert (
+        shape.tokens_in(free + more, "bfloat16") >= tokens or shape.tokens_in(free + more, "bfloat16") == -1
+    )

@@ -1,4 +1,6 @@
-"""Documents' caches on disk: the plan says what the store and the engine will do, in their own sizes and by their own comparison."""
+"""Documents' caches on disk: the plan says what the store and the engine will do, in their own sizes and by
+their own comparison.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,12 @@ WISH = Wish("none", "float16", 4096)
 
 def forecast(tokens: int = 2000, **wish: Any) -> Forecast:
     store = StoreWish(wish.pop("quota", 10**12), wish.pop("documents", "auto"))
-    given = {"questions_asked": 3, "layout": "document_first", "work": Workload([tokens] * 50, 50, 64, 100, 100), **wish}
+    given = {
+        "questions_asked": 3,
+        "layout": "document_first",
+        "work": Workload([tokens] * 50, 50, 64, 100, 100),
+        **wish,
+    }
     return decide(model_shape(KNOWN["Llama 3 8B"].config), MACHINE, replace(WISH, store=store, **given))
 
 
@@ -56,7 +63,9 @@ def test_the_crossover_is_where_the_store_changes_its_mind(disk: float, matmul: 
     found = crossover_tokens(LLAMA, speed, WISH)
 
     def pays(tokens: int) -> bool:
-        return worth_loading(document_bytes(LLAMA, tokens, WISH), disk, tokens, tokens / prefill_seconds(LLAMA, tokens, speed))
+        return worth_loading(
+            document_bytes(LLAMA, tokens, WISH), disk, tokens, tokens / prefill_seconds(LLAMA, tokens, speed)
+        )
 
     if found is None:
         assert not pays(1 << 20)
@@ -114,7 +123,9 @@ def test_short_documents_do_not_pay() -> None:
 def test_a_later_task_reads_only_its_question_when_documents_come_first() -> None:
     def loads(*, first: bool) -> tuple[TaskLoad, ...]:
         question = Question(1060, 0, 0, 3, document_tokens=1000 if first else 0)
-        return tuple(TaskLoad(name, "label", 50, 200_000, (Asked(4000, 1000, (question,)),) * 3) for name in ("a", "b"))
+        return tuple(
+            TaskLoad(name, "label", 50, 200_000, (Asked(4000, 1000, (question,)),) * 3) for name in ("a", "b")
+        )
 
     shared = forecast(work=None, questions_asked=2, loads=loads(first=True))
     apart = forecast(work=None, questions_asked=2, loads=loads(first=False), layout="instructions_first")

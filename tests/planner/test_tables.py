@@ -41,15 +41,23 @@ def test_nine_gib_hold_eight_times_more_with_an_eighth_of_the_heads() -> None:
 
 
 def test_other_kinds_of_attention_stand_alone() -> None:
-    assert [row.attention for row in attention_table(model_shape(KNOWN["DeepSeek V3"].config), "bfloat16", GIB)] == ["MLA"]
+    assert [
+        row.attention for row in attention_table(model_shape(KNOWN["DeepSeek V3"].config), "bfloat16", GIB)
+    ] == ["MLA"]
     mamba = attention_table(model_shape(KNOWN["Mamba 2.8B"].config), "bfloat16", GIB)
     assert mamba[0].tokens == -1
 
 
 def test_sizes_match_the_published_models() -> None:
     shapes = dict(common_sizes())
-    pairs = {"1B (Llama 3.2)": "Llama 3.2 1B", "3B (Llama 3.2)": "Llama 3.2 3B", "7B (Llama 2)": "Llama 2 7B", "8B (Llama 3)": "Llama 3 8B",
-             "13B (Llama 2)": "Llama 2 13B", "70B (Llama 3)": "Llama 3.1 70B"}  # fmt: skip
+    pairs = {
+        "1B (Llama 3.2)": "Llama 3.2 1B",
+        "3B (Llama 3.2)": "Llama 3.2 3B",
+        "7B (Llama 2)": "Llama 2 7B",
+        "8B (Llama 3)": "Llama 3 8B",
+        "13B (Llama 2)": "Llama 2 13B",
+        "70B (Llama 3)": "Llama 3.1 70B",
+    }
     for name, known in pairs.items():
         assert shapes[name].parameters == KNOWN[known].parameters
     assert shapes["32B (Qwen 2.5)"].parameters == pytest.approx(32.8e9, rel=0.01)
@@ -73,12 +81,25 @@ def test_tables_are_text_with_every_row() -> None:
     assert "32,768" in text
     assert "16.0 GiB" in text
     assert "\x1b" not in text
-    assert "no limit" in render_attention(GIB, attention_table(model_shape(KNOWN["Mamba 2.8B"].config), "bfloat16", GIB))
+    assert "no limit" in render_attention(
+        GIB, attention_table(model_shape(KNOWN["Mamba 2.8B"].config), "bfloat16", GIB)
+    )
     sizes = render_sizes(sizes_table(common_sizes()))
     assert all(name in sizes for name, _ in common_sizes())
     assert "…" not in text + sizes
 
 
 def test_numbers_are_written_for_people() -> None:
-    assert [amount(count) for count in (12, 16 * 1024, 512 * 2**20, GIB)] == ["12 B", "16 KiB", "512 MiB", "1.0 GiB"]
-    assert [duration(seconds) for seconds in (0.0021, 0.043, 1.23, 600, 27_000)] == ["2.1 ms", "43 ms", "1.2 s", "10 min", "7.5 h"]
+    assert [amount(count) for count in (12, 16 * 1024, 512 * 2**20, GIB)] == [
+        "12 B",
+        "16 KiB",
+        "512 MiB",
+        "1.0 GiB",
+    ]
+    assert [duration(seconds) for seconds in (0.0021, 0.043, 1.23, 600, 27_000)] == [
+        "2.1 ms",
+        "43 ms",
+        "1.2 s",
+        "10 min",
+        "7.5 h",
+    ]

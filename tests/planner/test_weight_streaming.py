@@ -72,7 +72,10 @@ def test_a_sweep_leaves_out_tables_of_which_rows_are_read() -> None:
 def test_what_works_beside_the_weights_is_counted() -> None:
     found = tight("900MiB")
     assert found.sweep is not None
-    assert found.ram_peak_bytes >= PROCESS_BYTES + LIBRARY_BYTES + found.weights_bytes["device"] + found.sweep.working_bytes
+    assert (
+        found.ram_peak_bytes
+        >= PROCESS_BYTES + LIBRARY_BYTES + found.weights_bytes["device"] + found.sweep.working_bytes
+    )
     assert found.ram_peak_bytes <= 900 * MIB
     assert found.ram_mapped_bytes == 0  # prepared files are read, not mapped
 
@@ -123,7 +126,9 @@ def test_all_experts_of_a_layer_are_one_unit() -> None:
 
 
 def test_only_the_first_of_several_cards_is_streamed_through() -> None:
-    one, two = (replace(described(vram, "64GiB"), disks=(Disk("/", 10**12),)) for vram in ("16GiB", "2x16GiB"))
+    one, two = (
+        replace(described(vram, "64GiB"), disks=(Disk("/", 10**12),)) for vram in ("16GiB", "2x16GiB")
+    )
     wish = Wish("nf4", "float16", 4096, longest_tokens=1000)
     assert decide(LARGE, one, wish).sweep == decide(LARGE, two, wish).sweep
 
@@ -147,7 +152,10 @@ def test_on_a_card_disk_and_link_work_side_by_side() -> None:
     assert fetch_seconds(3 * 10**9, 37 * 10**9, rates, on_card=True) == pytest.approx(2)
     assert fetch_seconds(1, 0, replace(rates, disk_read_bytes_per_second=None), on_card=True) is None
     card = replace(described("24GiB", "64GiB"), disks=(Disk("/", 10**12),), rates=rates)
-    found, alone = (decide(LARGE, card, Wish("nf4", "float16", 4096, longest_tokens=1000, rows=rows)) for rows in (None, 1))
+    found, alone = (
+        decide(LARGE, card, Wish("nf4", "float16", 4096, longest_tokens=1000, rows=rows))
+        for rows in (None, 1)
+    )
     assert (found.verdict, alone.verdict) == ("split", "split")
     assert found.vram_peak_bytes <= 24 * GIB
     assert found.rows >= 16
@@ -158,7 +166,9 @@ def test_micro_batches_decode_in_the_memory_of_a_prefill_chunk() -> None:
     for shape in (TINY, LARGE):
         rows = micro_batch_rows(shape, "float32", 1024, 2048)
         assert rows >= 32
-        assert rows == 32 or shape.activation_bytes(rows, "float32", rows, 2048) <= shape.activation_bytes(1024, "float32", 1, 1024)
+        assert rows == 32 or shape.activation_bytes(rows, "float32", rows, 2048) <= shape.activation_bytes(
+            1024, "float32", 1, 1024
+        )
 
 
 @given(st.integers(600, 3000), st.integers(0, 2000), st.integers(16, 1024), st.sampled_from(["nf4", "int8"]))
@@ -172,8 +182,12 @@ def test_never_more_than_the_device_holds(mib: int, more: int, tokens: int, quan
     caches = need.row_bytes * found.rows
     assert found.weights["device"] + found.working_bytes + found.pass_bytes + caches <= have.device_bytes
     assert sum(found.weights.values()) == need.weights_bytes
-    assert found.weights["device"] + found.swept_bytes + TINY.vocabulary * TINY.hidden * 4 == need.weights_bytes
-    roomier = best_sweep(TINY, need, rooms(machine(f"{mib + more}MiB")), wish, "device", CORES, have.chunk_tokens)
+    assert (
+        found.weights["device"] + found.swept_bytes + TINY.vocabulary * TINY.hidden * 4 == need.weights_bytes
+    )
+    roomier = best_sweep(
+        TINY, need, rooms(machine(f"{mib + more}MiB")), wish, "device", CORES, have.chunk_tokens
+    )
     assert roomier is not None
 
 
@@ -198,7 +212,8 @@ def test_plain_weights_are_streamed_where_the_page_cache_cannot_hold_what_would_
     words = "\n".join(describe(found))
     assert "page cache cannot hold what is on the disk" in words
     assert "- weights are streamed: " in words
-    assert decide(TINY, small, Wish("none", "float32", 1024, most_weights_in_ram=2**20)).sweep is None  # not even a sweep holds: as before
+    # not even a sweep holds: as before
+    assert decide(TINY, small, Wish("none", "float32", 1024, most_weights_in_ram=2**20)).sweep is None
     held = decide(TINY, large, Wish("none", "float32", 1024, longest_tokens=500, most_weights_in_ram=2**30))
     assert (held.verdict, held.sweep) == ("split", None)  # plain offload: pages are used where they lie
     assert "unquantized weights may be split" in "\n".join(describe(held))

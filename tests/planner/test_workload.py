@@ -1,4 +1,6 @@
-"""Totals from samples: exact where the sample is all, honest about their error where it is not; histograms that lose nobody."""
+"""Totals from samples: exact where the sample is all, honest about their error where it is not; histograms
+that lose nobody.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ def test_a_sample_of_everything_is_exact(pairs: list[tuple[int, int]]) -> None:
     assert found.error == 0
 
 
-@given(st.lists(st.integers(1, 10**5), min_size=3, max_size=30, unique=True), st.integers(1, 9), st.integers(1, 50))
+@given(
+    st.lists(st.integers(1, 10**5), min_size=3, max_size=30, unique=True),
+    st.integers(1, 9),
+    st.integers(1, 50),
+)
 def test_what_length_explains_has_no_error(lengths: list[int], tokens: int, more: int) -> None:
     count, total = len(lengths) * more, sum(lengths) * more + more
     found = regression_total([(x, x / tokens + 7) for x in lengths], count, total)
@@ -43,8 +49,13 @@ def test_the_error_is_as_large_as_it_says() -> None:
 
 def test_an_expected_length_shortens_answers_only() -> None:
     asked = Asked(100, 25, (Question(60, 0, 96), Question(60, 0, 10)))
-    assert [TaskLoad("t", "summarize", 1, 100, (asked,)).written_tokens(one) for one in asked.questions] == [96, 10]
-    assert [TaskLoad("t", "summarize", 1, 100, (asked,), 40.0).written_tokens(one) for one in asked.questions] == [40, 10]
+    assert [TaskLoad("t", "summarize", 1, 100, (asked,)).written_tokens(one) for one in asked.questions] == [
+        96,
+        10,
+    ]
+    assert [
+        TaskLoad("t", "summarize", 1, 100, (asked,), 40.0).written_tokens(one) for one in asked.questions
+    ] == [40, 10]
 
 
 @given(st.lists(st.integers(0, 10**7), max_size=200))

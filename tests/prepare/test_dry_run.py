@@ -19,9 +19,13 @@ ORIGIN = Origin("in.jsonl", 1)
 
 
 def task(context_tokens: int = 600, **options: Any) -> Task:
-    setting = Setting(ByteTokenizer(), FrameBuilder(ByteTokenizer(), "instructions_first", {}, "2026-01-31"), context_tokens)
+    setting = Setting(
+        ByteTokenizer(), FrameBuilder(ByteTokenizer(), "instructions_first", {}, "2026-01-31"), context_tokens
+    )
     kinds: dict[str, Any] = {"summarize": SummarizeTask, "label": LabelTask}
-    return build_task(kinds[options["kind"]](name="t", instructions="Sum up, please.", **options), setting, {})
+    return build_task(
+        kinds[options["kind"]](name="t", instructions="Sum up, please.", **options), setting, {}
+    )
 
 
 def document(number: int, sentences: int) -> Document:
@@ -46,11 +50,16 @@ def test_a_long_one_is_asked_in_parts_and_reduced() -> None:
     work.close()
     assert len(asked.questions) > parts > 1  # and the summaries are joined
     assert sum(question.own_tokens for question in asked.questions[:parts]) >= asked.tokens
-    assert all(question.own_tokens + question.shared_tokens + question.new_tokens <= 600 for question in asked.questions)
+    assert all(
+        question.own_tokens + question.shared_tokens + question.new_tokens <= 600
+        for question in asked.questions
+    )
 
 
 def test_a_label_tree_rides_along_and_writes_nothing() -> None:
-    (question,) = rehearse(task(kind="label", labels=["world", "sports", "science"]), document(0, 2)).questions
+    (question,) = rehearse(
+        task(kind="label", labels=["world", "sports", "science"]), document(0, 2)
+    ).questions
     # Of " "-(w-o-r-l-d | s-(p-o-r-t-s | c-i-e-n-c-e)) all but the ends are nodes.
     assert (question.new_tokens, question.row_tokens, question.logits) == (0, 0, 1 + 1 + 4 + 1 + 4 + 5)
 
@@ -62,8 +71,11 @@ def test_the_longest_row_is_that_of_the_longest_document_and_never_beyond_the_co
     assert sampler.longest is not None
     assert sampler.longest.id == "d1"
     longest = longest_row(tasks, sampler.longest)
-    rows = [question.shared_tokens + question.own_tokens + question.new_tokens for each in tasks for question in
-            rehearse(each, document(0, 4)).questions]  # fmt: skip
+    rows = [
+        question.shared_tokens + question.own_tokens + question.new_tokens
+        for each in tasks
+        for question in rehearse(each, document(0, 4)).questions
+    ]
     assert longest == max(rows)
     assert longest_row(tasks, document(0, 1)) < longest  # type: ignore[operator]
     assert longest_row(tasks, document(0, 60)) <= 600  # type: ignore[operator]
@@ -72,13 +84,21 @@ def test_the_longest_row_is_that_of_the_longest_document_and_never_beyond_the_co
 
 
 def test_several_questions_about_a_document_read_it_once() -> None:
-    setting = Setting(ByteTokenizer(), FrameBuilder(ByteTokenizer(), "document_first", {}, "2026-01-31"), 2000)
+    setting = Setting(
+        ByteTokenizer(), FrameBuilder(ByteTokenizer(), "document_first", {}, "2026-01-31"), 2000
+    )
     several = build_task(
-        LabelTask(name="t", kind="label", instructions="Which?", labels=["world", "sports", "science"], multi=True), setting, {}
+        LabelTask(
+            name="t", kind="label", instructions="Which?", labels=["world", "sports", "science"], multi=True
+        ),
+        setting,
+        {},
     )
     questions = rehearse(several, document(0, 3)).questions
     assert [question.reads_document for question in questions] == [True, False, False]
-    assert all(len(SENTENCE) * 3 - 2 <= question.document_tokens < question.own_tokens for question in questions)
+    assert all(
+        len(SENTENCE) * 3 - 2 <= question.document_tokens < question.own_tokens for question in questions
+    )
 
 
 def test_a_document_that_fails_is_counted_as_that() -> None:
@@ -101,7 +121,10 @@ def test_every_document_is_as_likely_in_the_sample() -> None:
     seen: Counter[str] = Counter()
     for seed in range(400):
         sampler = Sampler(size=5, seed=seed)
-        items = [*(Document(f"d{number}", "x" * (number + 1), ORIGIN) for number in range(20)), Reject(ORIGIN, "not a document")]
+        items = [
+            *(Document(f"d{number}", "x" * (number + 1), ORIGIN) for number in range(20)),
+            Reject(ORIGIN, "not a document"),
+        ]
         assert len(list(sampler.watch(items))) == 21
         assert (sampler.documents, sampler.characters, sampler.rejected) == (20, 210, 1)
         assert len(sampler.sample) == 5
@@ -115,4 +138,7 @@ def test_without_a_tokenizer_characters_must_do() -> None:
     list(sampler.watch([Document("a", "x" * 400, ORIGIN), Document("b", "x" * 8000, ORIGIN)]))
     load = rough_load("t", "summarize", sampler, 1024, 64)
     assert [asked.tokens for asked in load.sample] == [100, 2000]
-    assert [len(asked.questions) for asked in load.sample] == [1, 4]  # three parts of at most 704 tokens, and their summary
+    assert [len(asked.questions) for asked in load.sample] == [
+        1,
+        4,
+    ]  # three parts of at most 704 tokens, and their summary

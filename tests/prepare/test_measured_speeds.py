@@ -1,4 +1,6 @@
-"""What a machine has shown of a model is kept, merged, told apart by model and numbers, and survives a damaged file."""
+"""What a machine has shown of a model is kept, merged, told apart by model and numbers, and survives a
+damaged file.
+"""
 
 from __future__ import annotations
 
@@ -22,24 +24,42 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config(quantization: str = "none", threads: int | None = None) -> Config:
-    return parse_config({
-        "model": {"id": "m", "quantization": quantization}, "source": {"path": "a"}, "engine": {"threads": threads},
-        "tasks": [{"name": "s", "kind": "summarize"}], "run": {"directory": "r"},
-    })  # fmt: skip
+    return parse_config(
+        {
+            "model": {"id": "m", "quantization": quantization},
+            "source": {"path": "a"},
+            "engine": {"threads": threads},
+            "tasks": [{"name": "s", "kind": "summarize"}],
+            "run": {"directory": "r"},
+        }
+    )
 
 
 def test_what_was_seen_is_merged_and_told_apart() -> None:
     assert recall(config(), "float32") == Calibration()
     remember(config(), "float32", load_seconds=2.5, output_tokens={"a": 40.0})
-    remember(config(), "float32", prefill_tokens_per_second=300.0, prefill_at_tokens=400, output_tokens={"b": 60.0})
+    remember(
+        config(), "float32", prefill_tokens_per_second=300.0, prefill_at_tokens=400, output_tokens={"b": 60.0}
+    )
     kept = recall(config(), "float32")
-    assert (kept.load_seconds, kept.prefill_tokens_per_second, dict(kept.output_tokens)) == (2.5, 300.0, {"a": 40.0, "b": 60.0})
+    assert (kept.load_seconds, kept.prefill_tokens_per_second, dict(kept.output_tokens)) == (
+        2.5,
+        300.0,
+        {"a": 40.0, "b": 60.0},
+    )
     assert kept.measured
-    for other in (recall(config("nf4"), "float32"), recall(config(), "bfloat16"), recall(config(threads=1), "float32")):
+    for other in (
+        recall(config("nf4"), "float32"),
+        recall(config(), "bfloat16"),
+        recall(config(threads=1), "float32"),
+    ):
         assert other == Calibration()
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"format": 1, "load_seconds": -1}', '{"format": 1, "speed": 3}', '{"format": 9}'])
+@pytest.mark.parametrize(
+    "content",
+    ["", "{}", "[]", '{"format": 1, "load_seconds": -1}', '{"format": 1, "speed": 3}', '{"format": 9}'],
+)
 def test_a_file_that_is_not_ours_is_none(tmp_path: Path, content: str) -> None:
     remember(config(), "float32", load_seconds=2.5)
     (path,) = (tmp_path / "cache" / "speeds").iterdir()
@@ -51,7 +71,11 @@ def test_a_file_that_is_not_ours_is_none(tmp_path: Path, content: str) -> None:
 
 def test_the_plan_obeys_what_was_measured() -> None:
     seen = Calibration(
-        prefill_tokens_per_second=400.0, prefill_at_tokens=512, decode_tokens_per_second=120.0, decode_at_rows=16, decode_at_tokens=500
+        prefill_tokens_per_second=400.0,
+        prefill_at_tokens=512,
+        decode_tokens_per_second=120.0,
+        decode_at_rows=16,
+        decode_at_tokens=500,
     )
     machine = calibrated(described(ram="16GiB"), seen)
     assert machine.rates.origin == "measured with this model"

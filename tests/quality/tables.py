@@ -1,4 +1,6 @@
-"""Score matrices whose truth is known: drawn from a model that states how likely each label is for each document."""
+"""Score matrices whose truth is known: drawn from a model that states how likely each label is for each
+document.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def drawn(
     bias: tuple[float, ...] = (3.0, 0.0, -2.0, 1.0),
     sharpness: float = 2.0,
 ) -> tuple[Floats, Ints]:
-    """Raw scores (documents, labels) with a bias a label, and the true labels: evidence of ``sharpness`` plus noise of size 1."""
+    """Raw scores (documents, labels) with a bias a label, and the true labels: evidence of ``sharpness`` plus
+    noise of size 1.
+    """
     generator = np.random.default_rng(seed)
     gold = generator.choice(len(shares), size=count, p=shares)
     evidence = generator.normal(size=(count, len(shares)))

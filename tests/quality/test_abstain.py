@@ -1,4 +1,6 @@
-"""Thresholds: the target is met as often as promised, nothing is promised on too little, and what is abstained is as said."""
+"""Thresholds: the target is met as often as promised, nothing is promised on too little, and what is
+abstained is as said.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def test_good_answers_above_and_bad_ones_below_are_told_apart() -> None:
 
 
 def test_the_target_is_missed_no_more_often_than_promised() -> None:
-    """Accuracy is 1 - (1 - c) / 2 at confidence c: known truth, so that every chosen threshold can be judged exactly."""
+    """Accuracy is 1 - (1 - c) / 2 at confidence c: known truth, so that every chosen threshold can be judged
+    exactly.
+    """
     generator = np.random.default_rng(3)
     missed = taken = 0
     for _ in range(400):
@@ -42,7 +46,8 @@ def test_the_target_is_missed_no_more_often_than_promised() -> None:
         found = choose_threshold(confidences, right, 0.9, confidence=0.8)
         if found.value is not None:
             taken += 1
-            missed += 0.5 + (1 + found.value) / 4 < 0.9  # mean accuracy above the threshold, confidences being uniform
+            # mean accuracy above the threshold, confidences being uniform
+            missed += 0.5 + (1 + found.value) / 4 < 0.9
     assert taken > 60
     assert missed / 400 <= 0.2 + 0.04
 
@@ -70,7 +75,9 @@ def test_fresh_documents_meet_the_target_with_cross_validated_probabilities() ->
         checked = calibration.cross_validation
         assert checked is not None
         held_out = np.array(checked.held_out)
-        found = choose_threshold(np.exp(held_out.max(axis=1)), held_out.argmax(axis=1) == gold[list(checked.rows)], 0.9)
+        found = choose_threshold(
+            np.exp(held_out.max(axis=1)), held_out.argmax(axis=1) == gold[list(checked.rows)], 0.9
+        )
         fresh = np.exp(calibration.log_probabilities(scores[200:]))
         answered = ~abstains(fresh.max(axis=1), found.value)
         coverage.append(answered.mean())

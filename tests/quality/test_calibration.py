@@ -1,4 +1,6 @@
-"""Calibration: probabilities that sum to 1, assumptions that do what they say, gold labels that help and never test themselves."""
+"""Calibration: probabilities that sum to 1, assumptions that do what they say, gold labels that help and
+never test themselves.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def test_expected_shares_are_reached_for_vague_and_for_certain_scores(sharpness:
     generator = np.random.default_rng(1)
     scores = generator.normal(size=(500, 3)) * sharpness
     wanted = {"a": 0.7, "b": 0.2, "c": 0.1}
-    mean = np.exp(calibrate(scores, list(wanted), expected_shares=wanted).log_probabilities(scores)).mean(axis=0)
+    mean = np.exp(calibrate(scores, list(wanted), expected_shares=wanted).log_probabilities(scores)).mean(
+        axis=0
+    )
     assert np.abs(mean - list(wanted.values())).max() < (1e-5 if sharpness < 100 else 0.01)
 
 
@@ -79,7 +83,10 @@ def test_gold_labels_beat_the_batch_where_its_assumption_is_wrong() -> None:
     found = calibrate(scores, LABELS, gold=gold_of(gold, range(100)))
     fresh = slice(100, None)
     assert found.method == "gold"
-    assert accuracy_of(found, scores[fresh], gold[fresh]) > accuracy_of(calibrate(scores, LABELS), scores[fresh], gold[fresh]) + 0.1
+    assert (
+        accuracy_of(found, scores[fresh], gold[fresh])
+        > accuracy_of(calibrate(scores, LABELS), scores[fresh], gold[fresh]) + 0.1
+    )
     probabilities = np.exp(found.log_probabilities(scores[fresh]))
     right = probabilities.argmax(axis=1) == gold[fresh]
     assert expected_calibration_error(probabilities.max(axis=1), right) < 0.06
@@ -90,7 +97,8 @@ def test_cross_validation_does_not_flatter_and_says_what_fresh_documents_show() 
     gold = np.random.default_rng(7).integers(0, 4, 4000)
     found = calibrate(noise, LABELS, gold=gold_of(gold, range(80)))
     assert found.cross_validation is not None
-    assert found.cross_validation.accuracy < 0.45  # scores that know nothing: a fit tested on its own documents would claim more
+    # scores that know nothing: a fit tested on its own documents would claim more
+    assert found.cross_validation.accuracy < 0.45
     scores, truth = drawn(4000, 8)
     told = calibrate(scores, LABELS, gold=gold_of(truth, range(400)))
     assert told.cross_validation is not None
@@ -98,7 +106,9 @@ def test_cross_validation_does_not_flatter_and_says_what_fresh_documents_show() 
 
 
 def test_held_out_probabilities_do_not_depend_on_the_documents_own_label() -> None:
-    """Changing a gold label must move a document's own held-out answer less than a fit that had seen it would be moved."""
+    """Changing a gold label must move a document's own held-out answer less than a fit that had seen it would
+    be moved.
+    """
     scores, gold = drawn(60, 9)
     wrong = gold.copy()
     wrong[0] = (gold[0] + 2) % 4
@@ -126,7 +136,11 @@ def test_gold_of_one_label_only_falls_back() -> None:
 
 def test_labels_without_or_with_one_gold_document_stay_possible() -> None:
     scores, gold = drawn(2000, 12)
-    chosen = [*np.flatnonzero(gold == 0)[:30].tolist(), *np.flatnonzero(gold == 1)[:30].tolist(), int(np.flatnonzero(gold == 2)[0])]
+    chosen = [
+        *np.flatnonzero(gold == 0)[:30].tolist(),
+        *np.flatnonzero(gold == 1)[:30].tolist(),
+        int(np.flatnonzero(gold == 2)[0]),
+    ]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = calibrate(scores, LABELS, gold=gold_of(gold, chosen))
@@ -149,7 +163,9 @@ def test_one_document_a_label_works_for_many_labels() -> None:
 
 @settings(max_examples=30)
 @given(st.integers(0, 10**6), st.integers(2, 6), st.integers(10, 40), st.booleans())
-def test_rows_sum_to_one_and_json_gives_the_same_answers(seed: int, label_count: int, count: int, with_gold: bool) -> None:
+def test_rows_sum_to_one_and_json_gives_the_same_answers(
+    seed: int, label_count: int, count: int, with_gold: bool
+) -> None:
     generator = np.random.default_rng(seed)
     labels = [f"label {number}" for number in range(label_count)]
     scores = generator.normal(size=(count, label_count)) * 10.0 ** generator.integers(-3, 4)
@@ -196,7 +212,9 @@ def test_states_are_used_where_they_say_more_than_the_scores() -> None:
     assert found.cross_validation is not None
     assert abs(found.cross_validation.accuracy - right[120:].mean()) < 0.1
     again = Calibration.from_json(found.to_json())
-    assert np.array_equal(again.log_probabilities(scores, features.values), found.log_probabilities(scores, features.values))
+    assert np.array_equal(
+        again.log_probabilities(scores, features.values), found.log_probabilities(scores, features.values)
+    )
     for wrong in (None, features.values[:, :39], features.values[:10]):
         with pytest.raises(UsageError, match="needs features"):
             found.log_probabilities(scores, wrong)
@@ -208,9 +226,9 @@ def test_a_sample_of_the_features_is_enough_if_it_holds_the_gold_documents() -> 
     chosen = gold_of(gold, range(0, 160, 2))
     found = calibrate(scores, LABELS, gold=chosen, features=sample)
     whole = calibrate(scores, LABELS, gold=chosen, features=features)
-    difference = found.log_probabilities(scores, features.values).argmax(axis=1) != whole.log_probabilities(scores, features.values).argmax(
-        1
-    )
+    difference = found.log_probabilities(scores, features.values).argmax(axis=1) != whole.log_probabilities(
+        scores, features.values
+    ).argmax(1)
     assert difference.mean() < 0.1
     with pytest.raises(KeyError):
         calibrate(scores, LABELS, gold=gold_of(gold, range(1, 100, 2)), features=sample)
@@ -228,11 +246,14 @@ def test_without_gold_the_surest_documents_teach_the_others() -> None:
     assert calibrate(scores, LABELS, features=features) == taught
     few = Features(features.places[:99], features.values[:99])
     assert calibrate(scores, LABELS, features=few).method == "batch"
-    assert calibrate(scores, LABELS, method="self_training").method == "batch"  # says that the states were not kept
+    # says that the states were not kept
+    assert calibrate(scores, LABELS, method="self_training").method == "batch"
     shares = {"world": 0.7, "sports": 0.1, "business": 0.1, "science": 0.1}
     skewed = calibrate(scores, LABELS, features=features, expected_shares=shares)
     answers = skewed.log_probabilities(scores, features.values).argmax(axis=1)
-    assert (answers == 0).mean() > (taught.log_probabilities(scores, features.values).argmax(axis=1) == 0).mean() + 0.1
+    assert (answers == 0).mean() > (
+        taught.log_probabilities(scores, features.values).argmax(axis=1) == 0
+    ).mean() + 0.1
 
 
 def test_states_that_say_nothing_do_no_harm() -> None:
@@ -292,7 +313,9 @@ def test_yes_and_no_are_two_columns() -> None:
     columns = yes_no([0.0, -0.5, -800.0])
     assert np.isfinite(columns).all()
     assert np.allclose(np.exp(columns).sum(axis=1), 1)
-    answers = calibrate(columns, ["yes", "no"], expected_shares={"yes": 0.2, "no": 0.8}).log_probabilities(columns)
+    answers = calibrate(columns, ["yes", "no"], expected_shares={"yes": 0.2, "no": 0.8}).log_probabilities(
+        columns
+    )
     assert np.abs(np.exp(answers).mean(axis=0) - [0.2, 0.8]).max() < 1e-4
 
 
@@ -307,12 +330,19 @@ def test_a_million_documents_take_seconds() -> None:
 
 def test_the_package_and_applying_a_calibration_import_neither_torch_nor_scikit_learn() -> None:
     code = (
-        "import sys, numpy as np; from pipeline.quality import abstain, calibration, examples, metrics, selection, summaries;"
+        "import sys, numpy as np; from pipeline.quality import abstain, calibration, examples, metrics, "
+        "selection, summaries;"
         "c = calibration.calibrate(np.zeros((3, 2)), ['a', 'b'], expected_shares={'a': .5, 'b': .5});"
         "c.log_probabilities(np.zeros((3, 2)));"
-        "print([name for name in ('torch', 'transformers', 'sklearn', 'scipy', 'matplotlib') if name in sys.modules])"
+        "print([name for name in ('torch', 'transformers', 'sklearn', 'scipy', 'matplotlib') if name in "
+        "sys.modules])"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
+    )
 
 
 def test_fits_run_on_one_thread() -> None:
@@ -334,12 +364,16 @@ def test_few_gold_documents_of_many_labels() -> None:
 
 
 def test_the_same_text_under_two_ids_is_not_in_its_own_test() -> None:
-    """States that say nothing of the label, but know a document again: only copies that are kept together show that."""
+    """States that say nothing of the label, but know a document again: only copies that are kept together
+    show that.
+    """
     generator = np.random.default_rng(9)
     gold = np.repeat(generator.integers(0, 4, size=60), 2)
     scores = np.repeat(generator.normal(size=(60, 4)), 2, axis=0)
     states = np.repeat(generator.normal(size=(60, 40)), 2, axis=0).astype(np.float32)
-    found = calibrate(scores, LABELS, gold=gold_of(gold, range(120)), features=Features(np.arange(120), states))
+    found = calibrate(
+        scores, LABELS, gold=gold_of(gold, range(120)), features=Features(np.arange(120), states)
+    )
     assert found.cross_validation is not None
     assert found.cross_validation.accuracy < 0.5
     alike = np.zeros((20, 4))  # nothing to tell documents apart by: the folds stay

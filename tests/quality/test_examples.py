@@ -38,7 +38,12 @@ def test_the_order_is_the_seeds_and_not_that_of_the_gold_set() -> None:
     one = choose_examples(GOLD, LABELS, 3, budget_tokens=1000, count_tokens=words, seed=5)
     assert choose_examples(GOLD[::-1], LABELS, 3, budget_tokens=1000, count_tokens=words, seed=5) == one
     orders = {
-        tuple(example.id for example in choose_examples(GOLD, LABELS, 3, budget_tokens=1000, count_tokens=words, seed=seed).shown)
+        tuple(
+            example.id
+            for example in choose_examples(
+                GOLD, LABELS, 3, budget_tokens=1000, count_tokens=words, seed=seed
+            ).shown
+        )
         for seed in range(6)
     }
     assert len(orders) > 1
@@ -56,7 +61,11 @@ def test_long_texts_are_cut_to_a_common_length_and_short_ones_kept_whole() -> No
 
 
 def test_a_budget_too_small_for_all_shows_fewer() -> None:
-    gold = [Example(f"{label}{number}", f"{label} " * 40 + str(number), label) for label in LABELS for number in range(8)]
+    gold = [
+        Example(f"{label}{number}", f"{label} " * 40 + str(number), label)
+        for label in LABELS
+        for number in range(8)
+    ]
     found = choose_examples(gold, LABELS, 8, budget_tokens=100, count_tokens=words)
     assert len(found.shown) == 6
     assert found.tokens <= 100

@@ -27,7 +27,11 @@ def test_a_small_table_by_hand() -> None:
     assert accuracy(PREDICTED, GOLD) == 0.5
     assert confusion(PREDICTED, GOLD, 3).tolist() == [[2, 1, 0, 0], [0, 1, 0, 1], [1, 0, 0, 0]]
     first, second, third = per_label(PREDICTED, GOLD, ["a", "b", "c"])
-    assert (first.precision, first.recall, first.f1) == (pytest.approx(2 / 3), pytest.approx(2 / 3), pytest.approx(2 / 3))
+    assert (first.precision, first.recall, first.f1) == (
+        pytest.approx(2 / 3),
+        pytest.approx(2 / 3),
+        pytest.approx(2 / 3),
+    )
     assert (second.precision, second.recall, second.f1) == (0.5, 0.5, 0.5)
     assert (third.precision, third.recall, third.f1) == (None, 0.0, 0.0)
     assert macro_f1(PREDICTED, GOLD, 3) == pytest.approx((2 / 3 + 0.5 + 0) / 3)
@@ -36,8 +40,13 @@ def test_a_small_table_by_hand() -> None:
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=60))
 def test_agreement_with_scikit_learn(pairs: list[tuple[int, int]]) -> None:
     predicted, gold = (np.array(column) for column in zip(*pairs, strict=True))
-    assert confusion(predicted, gold, 4)[:, :4].tolist() == confusion_matrix(gold, predicted, labels=range(4)).tolist()
-    assert macro_f1(predicted, gold, 4) == pytest.approx(f1_score(gold, predicted, average="macro", zero_division=0))
+    assert (
+        confusion(predicted, gold, 4)[:, :4].tolist()
+        == confusion_matrix(gold, predicted, labels=range(4)).tolist()
+    )
+    assert macro_f1(predicted, gold, 4) == pytest.approx(
+        f1_score(gold, predicted, average="macro", zero_division=0)
+    )
 
 
 def test_calibration_error_by_hand() -> None:
@@ -58,7 +67,10 @@ def test_calibration_error_of_perfect_probabilities_is_small() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=40))
 def test_bins_hold_every_document_once(answers: list[tuple[float, bool]]) -> None:
-    confidence, right = np.array([value for value, _ in answers], dtype=float), np.array([hit for _, hit in answers], dtype=bool)
+    confidence, right = (
+        np.array([value for value, _ in answers], dtype=float),
+        np.array([hit for _, hit in answers], dtype=bool),
+    )
     bins = reliability(confidence, right)
     assert sum(found.count for found in bins) == len(answers)
     for found in bins:
@@ -83,7 +95,9 @@ def test_bootstrap_is_seeded_and_holds_the_truth() -> None:
     inside = 0
     for trial in range(100):
         right = generator.random(150) < 0.7
-        interval = bootstrap(lambda rows, right=right: float(right[rows].mean()), 150, seed=trial, resamples=300)
+        interval = bootstrap(
+            lambda rows, right=right: float(right[rows].mean()), 150, seed=trial, resamples=300
+        )
         inside += interval.low <= 0.7 <= interval.high
     assert 86 <= inside <= 100
     again = bootstrap(lambda rows: float(right[rows].mean()), 150, seed=99, resamples=300)

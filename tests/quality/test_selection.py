@@ -14,7 +14,18 @@ from pipeline.quality.selection import Answered, entropy, review, sample
 LABELS = ("sport", "money")
 _WORDS = {
     "sport": ["match", "goal", "team", "league", "coach", "striker", "season", "referee", "stadium", "cup"],
-    "money": ["bank", "shares", "market", "profit", "bonds", "trader", "price", "budget", "loan", "inflation"],
+    "money": [
+        "bank",
+        "shares",
+        "market",
+        "profit",
+        "bonds",
+        "trader",
+        "price",
+        "budget",
+        "loan",
+        "inflation",
+    ],
     "space": ["orbit", "rocket", "moon", "telescope", "comet", "launch", "probe", "planet", "crater", "star"],
 }
 
@@ -24,7 +35,9 @@ def text(topic: str, seed: int) -> str:
 
 
 def collection(sizes: dict[str, int]) -> list[tuple[str, str]]:
-    return [(f"{topic}-{number}", text(topic, number)) for topic, size in sizes.items() for number in range(size)]
+    return [
+        (f"{topic}-{number}", text(topic, number)) for topic, size in sizes.items() for number in range(size)
+    ]
 
 
 def test_a_sample_reaches_rare_topics_is_seeded_and_has_no_repeats() -> None:
@@ -40,7 +53,9 @@ def test_a_sample_reaches_rare_topics_is_seeded_and_has_no_repeats() -> None:
 def test_a_sample_of_few_equal_or_blank_documents() -> None:
     assert sample([], 5) == []
     assert [row.id for row in sample([("a", "one two"), ("b", "one two"), ("c", "  ")], 5)] == ["a"]
-    same_words = [(str(number), "!" * (number + 1)) for number in range(20)]  # nothing a vector could be made of
+    same_words = [
+        (str(number), "!" * (number + 1)) for number in range(20)
+    ]  # nothing a vector could be made of
     assert len(sample(same_words, 4)) == 4
 
 
@@ -103,4 +118,7 @@ def test_review_of_nothing_one_and_wordless_documents() -> None:
 
 
 def test_entropy_is_normalized() -> None:
-    assert entropy(np.array([[0.25] * 4, [1.0, 0, 0, 0]])).tolist() == [pytest.approx(1.0), pytest.approx(0.0)]
+    assert entropy(np.array([[0.25] * 4, [1.0, 0, 0, 0]])).tolist() == [
+        pytest.approx(1.0),
+        pytest.approx(0.0),
+    ]

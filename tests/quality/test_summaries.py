@@ -6,7 +6,10 @@ import pytest
 
 from pipeline.quality.summaries import fragments, measure, rouge
 
-DOCUMENT = "The mayor opened the new bridge on Monday. Critics say that the bridge cost too much. Traffic will be counted in autumn."
+DOCUMENT = (
+    "The mayor opened the new bridge on Monday. Critics say that the bridge cost too much. Traffic "
+    "will be counted in autumn."
+)
 
 
 def test_fragments_are_taken_greedily() -> None:

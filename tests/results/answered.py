@@ -1,4 +1,6 @@
-"""A finished label task for tests of evaluation and review: real source, real ledger, scores whose truth is known, no engine."""
+"""A finished label task for tests of evaluation and review: real source, real ledger, scores whose truth is
+known, no engine.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +17,34 @@ from pipeline.system.run_directory import LEDGER
 from tests.quality.tables import LABELS, drawn
 from tests.stores.ledger.ledgers import document, done, failed, read
 
-WORDS = {"world": "treaty border", "sports": "match goal", "business": "market share", "science": "telescope atom"}
+WORDS = {
+    "world": "treaty border",
+    "sports": "match goal",
+    "business": "market share",
+    "science": "telescope atom",
+}
 
 
 def finished(
-    folder: Path, count: int = 200, *, seed: int = 1, examples: tuple[str, ...] = (), fail: tuple[str, ...] = (), names: str = "d{}"
+    folder: Path,
+    count: int = 200,
+    *,
+    seed: int = 1,
+    examples: tuple[str, ...] = (),
+    fail: tuple[str, ...] = (),
+    names: str = "d{}",
 ) -> dict[str, str]:
-    """A run directory ``folder/run`` with the tasks topic and summary finished over ``folder/in.jsonl``; returns the true labels."""
+    """A run directory ``folder/run`` with the tasks topic and summary finished over ``folder/in.jsonl``;
+    returns the true labels.
+    """
     scores, truth = drawn(count, seed)
     logs = log_softmax(scores)
     texts = [f"{WORDS[LABELS[label]]} number {number} of the day" for number, label in enumerate(truth)]
     rows = [document(names.format(number), text, line=number + 1) for number, text in enumerate(texts)]
     source = folder / "in.jsonl"
-    source.write_text("".join(json.dumps({"id": row.id, "text": row.text}) + "\n" for row in rows), encoding="utf-8")
+    source.write_text(
+        "".join(json.dumps({"id": row.id, "text": row.text}) + "\n" for row in rows), encoding="utf-8"
+    )
     labels = [[name, None] for name in LABELS]
     shown: dict[str, Any] = {"examples": [[name, "a text", "world"] for name in examples]} if examples else {}
     topic = TaskJob("topic", "label", {"task": {"kind": "label", "labels": labels}, **shown})
@@ -36,9 +53,14 @@ def finished(
     with Ledger.open(folder / "run" / LEDGER, write=True) as ledger:
         ledger.accept_tasks([topic, summary], fork=False)
         config = {
-            "model": {"id": "scripted"}, "source": {"path": str(source)}, "run": {"directory": str(folder / "run")},
-            "tasks": [{"name": "topic", "kind": "label", "labels": list(LABELS)}, {"name": "summary", "kind": "summarize"}],
-        }  # fmt: skip
+            "model": {"id": "scripted"},
+            "source": {"path": str(source)},
+            "run": {"directory": str(folder / "run")},
+            "tasks": [
+                {"name": "topic", "kind": "label", "labels": list(LABELS)},
+                {"name": "summary", "kind": "summarize"},
+            ],
+        }
         run = ledger.begin_run({"config": config})
         read(ledger, run, rows)
         outcomes: list[Outcome] = []
@@ -55,5 +77,8 @@ def finished(
 
 def gold_file(path: Path, gold: dict[str, str]) -> Path:
     """The labels as a gold file."""
-    path.write_text("".join(json.dumps({"id": name, "label": label}) + "\n" for name, label in gold.items()), encoding="utf-8")
+    path.write_text(
+        "".join(json.dumps({"id": name, "label": label}) + "\n" for name, label in gold.items()),
+        encoding="utf-8",
+    )
     return path

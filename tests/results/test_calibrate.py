@@ -1,4 +1,6 @@
-"""What a run does at its end: its labels are calibrated as the configuration says, and what cannot be is told in the report."""
+"""What a run does at its end: its labels are calibrated as the configuration says, and what cannot be is told
+in the report.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,18 @@ from tests.results.answered_several import LABELS as SEVERAL
 from tests.results.answered_several import finished_several
 
 
-def _ended(folder: Path, name: str = "topic", labels: tuple[str, ...] = LABELS, **task: Any) -> tuple[View | None, str]:
+def _ended(
+    folder: Path, name: str = "topic", labels: tuple[str, ...] = LABELS, **task: Any
+) -> tuple[View | None, str]:
     """The view in force after a run of this configuration, and what could not be calibrated."""
-    config = parse_config({
-        "model": {"id": "scripted"}, "source": {"path": str(folder / "in.jsonl")}, "run": {"directory": str(folder / "run")},
-        "tasks": [{"name": name, "kind": "label", "labels": list(labels), **task}],
-    })  # fmt: skip
+    config = parse_config(
+        {
+            "model": {"id": "scripted"},
+            "source": {"path": str(folder / "in.jsonl")},
+            "run": {"directory": str(folder / "run")},
+            "tasks": [{"name": name, "kind": "label", "labels": list(labels), **task}],
+        }
+    )
     with Ledger.open(folder / "run" / LEDGER, write=True) as ledger:
         told = calibrate_as_configured(ledger, config)
         ledger.annotate_run(1, calibration=told)
@@ -86,7 +94,9 @@ def test_by_the_configured_gold_file(tmp_path: Path) -> None:
     assert (view.calibration.method, view.calibration.gold, told) == ("gold", 148, "")
     assert "left out: 2 shown to the model as examples" in view.sentence
     values = _values(tmp_path, view)
-    answered = [value == label for value, label in zip(values, truth.values(), strict=True) if value is not None]
+    answered = [
+        value == label for value, label in zip(values, truth.values(), strict=True) if value is not None
+    ]
     assert 30 < len(answered) < 300
     assert sum(answered) / len(answered) > 0.88
 
@@ -136,14 +146,25 @@ def test_several_labels_are_calibrated_by_their_own_shares_or_told(tmp_path: Pat
     view, told = _ended(tmp_path, "tags", SEVERAL, multi=True)
     assert view is None
     assert "each label's own share" in told
-    view, told = _ended(tmp_path, "tags", SEVERAL, multi=True, expected_shares=dict(zip(SEVERAL, (0.5, 0.3, 0.15), strict=True)))
+    view, told = _ended(
+        tmp_path,
+        "tags",
+        SEVERAL,
+        multi=True,
+        expected_shares=dict(zip(SEVERAL, (0.5, 0.3, 0.15), strict=True)),
+    )
     assert view is not None
     assert (view.calibration.method, told) == ("batch", "")
 
 
 def test_gold_is_checked_before_the_night(tmp_path: Path) -> None:
     task = {"name": "topic", "kind": "label", "labels": list(LABELS), "gold": str(tmp_path / "none.jsonl")}
-    raw: dict[str, Any] = {"model": {"id": "m"}, "source": {"path": "x"}, "run": {"directory": "y"}, "tasks": [task]}
+    raw: dict[str, Any] = {
+        "model": {"id": "m"},
+        "source": {"path": "x"},
+        "run": {"directory": "y"},
+        "tasks": [task],
+    }
     with pytest.raises(UsageError, match="there is no gold file"):
         check_configured(parse_config(raw))
     gold_file(tmp_path / "none.jsonl", {"d0": "wurld"})
@@ -164,7 +185,9 @@ def test_the_report_shows_the_view_in_force(tmp_path: Path) -> None:
     assert raw["view"] is None
     assert (shown["view"]["number"], shown["view"]["method"], shown["view"]["threshold"]) == (1, "batch", 0.6)
     assert shown["labels"]["abstained"] == values.count(None) == shown["finish_reasons"]["abstained"] > 0
-    assert shown["labels"]["distribution"] == {label: values.count(label) for label in shown["labels"]["distribution"]}
+    assert shown["labels"]["distribution"] == {
+        label: values.count(label) for label in shown["labels"]["distribution"]
+    }
     text = render_markdown(report)
     assert "labels are shown through view 1: calibration: batch" in text
     assert f"**{values.count(None)} documents are abstained from**, below the probability 0.600" in text
@@ -194,7 +217,10 @@ def test_a_night_ends_with_a_view_and_thresholds_cost_no_inference(tmp_path: Pat
     assert done.returncode == 0, done.stderr
     assert night.loads() == 1
     assert {row["topic"] for row in night.export()} == {None}
-    gold = gold_file(tmp_path / "gold.jsonl", {row["id"]: "world" if number % 2 else "sports" for number, row in enumerate(rows)})
+    gold = gold_file(
+        tmp_path / "gold.jsonl",
+        {row["id"]: "world" if number % 2 else "sports" for number, row in enumerate(rows)},
+    )
     by_gold = _night(tmp_path, rows, gold=str(gold))
     done = by_gold.run()
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,6 @@
-"""Views where something is missing: documents not read yet, gold labels that match nothing or are too few, labels without one."""
+"""Views where something is missing: documents not read yet, gold labels that match nothing or are too few,
+labels without one.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ from pipeline.errors import UsageError
 from pipeline.quality.calibration import calibrate
 from pipeline.quality.features import Features
 from pipeline.records import TaskJob
-from pipeline.results.calibrate import LEAST_BATCH, ViewOptions, _table, calibrate_as_configured, calibrate_run
+from pipeline.results.calibrate import (
+    LEAST_BATCH,
+    ViewOptions,
+    _table,
+    calibrate_as_configured,
+    calibrate_run,
+)
 from pipeline.results.evaluate import evaluate
 from pipeline.results.report import build_report
 from pipeline.stores.ledger.ledger import Ledger
@@ -36,14 +44,23 @@ def test_a_source_that_was_not_read_to_its_end_leaves_a_view_that_is_not_final(t
     """Nothing that was read waits, but the rest of the source does."""
     finished(tmp_path, 40)
     with _open(tmp_path) as ledger:
-        read(ledger, ledger.begin_run({}), [document("d0", "treaty border number 0 of the day")], complete=False)
+        read(
+            ledger,
+            ledger.begin_run({}),
+            [document("d0", "treaty border number 0 of the day")],
+            complete=False,
+        )
         assert not ledger.status().complete
         assert calibrate_run(ledger)["topic"].final is False
 
 
 def test_a_task_that_was_changed_waits_for_all_documents(tmp_path: Path) -> None:
     finished(tmp_path, 40)
-    changed = TaskJob("topic", "label", {"task": {"kind": "label", "labels": [[name, None] for name in LABELS]}, "words": "others"})
+    changed = TaskJob(
+        "topic",
+        "label",
+        {"task": {"kind": "label", "labels": [[name, None] for name in LABELS]}, "words": "others"},
+    )
     with _open(tmp_path) as ledger:
         ledger.accept_tasks([changed], fork=True)
         assert ledger.views("topic") == []
@@ -56,7 +73,10 @@ def test_gold_labels_of_other_documents_do_not_replace_a_view(tmp_path: Path) ->
         calibrate_run(ledger, gold=gold_file(tmp_path / "gold.jsonl", gold))
         wrong = gold_file(tmp_path / "wrong.jsonl", {"other": "world"})
         for method in ("auto", "gold", "batch"):
-            with pytest.raises(UsageError, match=r"no gold label can be used for task 'topic'.*1 not among the finished documents"):
+            with pytest.raises(
+                UsageError,
+                match=r"no gold label can be used for task 'topic'.*1 not among the finished documents",
+            ):
                 calibrate_run(ledger, gold=wrong, method=method)
         assert len(ledger.views("topic")) == 1
 
@@ -73,13 +93,19 @@ def test_a_fault_in_one_task_leaves_the_others_as_they_are(tmp_path: Path) -> No
 
 
 def test_a_few_gold_labels_do_not_bring_the_mean_of_a_few_documents(tmp_path: Path) -> None:
-    """Neither by command nor by configuration: over less than the least number of documents nothing is calibrated."""
+    """Neither by command nor by configuration: over less than the least number of documents nothing is
+    calibrated.
+    """
     gold = finished(tmp_path, LEAST_BATCH - 1)
     few = gold_file(tmp_path / "few.jsonl", _some(gold, 5))
-    config = parse_config({
-        "model": {"id": "scripted"}, "source": {"path": str(tmp_path / "in.jsonl")}, "run": {"directory": str(tmp_path / "run")},
-        "tasks": [{"name": "topic", "kind": "label", "labels": list(LABELS), "gold": str(few)}],
-    })  # fmt: skip
+    config = parse_config(
+        {
+            "model": {"id": "scripted"},
+            "source": {"path": str(tmp_path / "in.jsonl")},
+            "run": {"directory": str(tmp_path / "run")},
+            "tasks": [{"name": "topic", "kind": "label", "labels": list(LABELS), "gold": str(few)}],
+        }
+    )
     with _open(tmp_path) as ledger:
         assert "31 documents are finished" in calibrate_as_configured(ledger, config)["topic"]
         view = calibrate_run(ledger, gold=few)["topic"]
@@ -103,7 +129,10 @@ def test_a_few_gold_labels_leave_what_would_be_done_without_them() -> None:
 def test_a_label_without_gold_documents_is_named() -> None:
     scores, gold = drawn(200, 1)
     rows = [row for row in range(200) if LABELS[gold[row]] != "sports"][:60]
-    assert "no gold document has the label 'sports'" in calibrate(scores, LABELS, gold=gold_of(gold, rows)).sentence
+    assert (
+        "no gold document has the label 'sports'"
+        in calibrate(scores, LABELS, gold=gold_of(gold, rows)).sentence
+    )
     assert "no gold document" not in calibrate(scores, LABELS, gold=gold_of(gold, range(60))).sentence
 
 
@@ -123,7 +152,9 @@ def test_the_threshold_answers_the_gold_documents_that_it_says(tmp_path: Path, s
 def test_two_thresholds_are_refused(tmp_path: Path) -> None:
     gold = finished(tmp_path, 40)
     with _open(tmp_path) as ledger, pytest.raises(UsageError, match="both set the threshold"):
-        calibrate_run(ledger, gold=gold_file(tmp_path / "g.jsonl", gold), target_accuracy=0.8, abstain_below=0.9)
+        calibrate_run(
+            ledger, gold=gold_file(tmp_path / "g.jsonl", gold), target_accuracy=0.8, abstain_below=0.9
+        )
 
 
 def test_no_accuracy_is_stated_of_no_answers(tmp_path: Path) -> None:
@@ -141,13 +172,18 @@ def test_a_report_drops_what_a_later_calibration_has_settled(tmp_path: Path) -> 
     with _open(tmp_path) as ledger:
         ledger.annotate_run(1, calibration={"topic": "not calibrated: 20 documents are finished"})
         ledger.end_run(1, 0, None)
-        assert build_report(ledger)["tasks"]["topic"]["calibration_note"] == "not calibrated: 20 documents are finished"
+        assert (
+            build_report(ledger)["tasks"]["topic"]["calibration_note"]
+            == "not calibrated: 20 documents are finished"
+        )
         calibrate_run(ledger, gold=gold_file(tmp_path / "gold.jsonl", gold))
         assert build_report(ledger)["tasks"]["topic"]["calibration_note"] is None
 
 
 def test_of_a_document_nothing_but_its_numbers_stays_in_memory(tmp_path: Path) -> None:
-    """A million documents with many labels are calibrated on a small machine: 8 bytes a score, not a dictionary a document."""
+    """A million documents with many labels are calibrated on a small machine: 8 bytes a score, not a
+    dictionary a document.
+    """
     labels = [f"label {number}" for number in range(50)]
     rows = [document(f"d{number}") for number in range(3000)]
     job = TaskJob("topic", "label", {"task": {"kind": "label", "labels": [[name, None] for name in labels]}})

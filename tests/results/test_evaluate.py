@@ -1,4 +1,6 @@
-"""Evaluation of finished runs: figures that can be counted by hand, honest about labels that were seen before."""
+"""Evaluation of finished runs: figures that can be counted by hand, honest about labels that were seen
+before.
+"""
 
 from __future__ import annotations
 
@@ -55,8 +57,14 @@ def test_raw_figures_are_those_counted_by_hand(tmp_path: Path) -> None:
 
 def test_gold_rows_that_prove_nothing_are_left_out_and_counted(tmp_path: Path) -> None:
     truth = finished(tmp_path, examples=("d3", "d4"), fail=("d5",))
-    found = _evaluate(tmp_path, gold=gold_file(tmp_path / "gold.jsonl", {**truth, "stranger": "world"}))["tasks"]["topic"]
-    assert found["left_out"] == {"not in the run": 1, "shown to the model as examples": 2, "without an answer (failed)": 1}
+    found = _evaluate(tmp_path, gold=gold_file(tmp_path / "gold.jsonl", {**truth, "stranger": "world"}))[
+        "tasks"
+    ]["topic"]
+    assert found["left_out"] == {
+        "not in the run": 1,
+        "shown to the model as examples": 2,
+        "without an answer (failed)": 1,
+    }
     assert found["judged"] == 197
 
 
@@ -79,7 +87,10 @@ def test_labels_a_view_was_fitted_on_are_judged_by_cross_validation(tmp_path: Pa
         recorded = json.loads(ledger.views("topic")[0].calibration)["cross_validation"]
     found = _evaluate(tmp_path, gold=gold)["tasks"]["topic"]
     assert found["basis"] == "cross-validation"
-    assert "100 of the 100 documents compared are among them: they are judged by cross-validation" in found["notes"]
+    assert (
+        "100 of the 100 documents compared are among them: they are judged by cross-validation"
+        in found["notes"]
+    )
     assert found["headline"]["accuracy"]["value"] == pytest.approx(recorded["accuracy"])
     assert found["headline"]["calibration_error"]["value"] == pytest.approx(recorded["calibration_error"])
     assert found["judged"] == 100
@@ -92,10 +103,20 @@ def test_labels_a_view_was_fitted_on_are_judged_by_cross_validation(tmp_path: Pa
 def test_gold_files_that_overlap_are_judged_by_cross_validation_where_they_do(tmp_path: Path) -> None:
     truth = finished(tmp_path, 300)
     _calibrate(tmp_path, gold=gold_file(tmp_path / "gold.jsonl", dict(itertools.islice(truth.items(), 100))))
-    both = _evaluate(tmp_path, gold=gold_file(tmp_path / "b.jsonl", dict(itertools.islice(truth.items(), 50, 300))))["tasks"]["topic"]
-    assert (both["basis"], both["judged"], both["cross_validated"]) == ("answers and cross-validation", 250, 50)
-    known = _evaluate(tmp_path, gold=gold_file(tmp_path / "k.jsonl", dict(itertools.islice(truth.items(), 50, 100))))["tasks"]["topic"]
-    fresh = _evaluate(tmp_path, gold=gold_file(tmp_path / "f.jsonl", dict(itertools.islice(truth.items(), 100, 300))))["tasks"]["topic"]
+    both = _evaluate(
+        tmp_path, gold=gold_file(tmp_path / "b.jsonl", dict(itertools.islice(truth.items(), 50, 300)))
+    )["tasks"]["topic"]
+    assert (both["basis"], both["judged"], both["cross_validated"]) == (
+        "answers and cross-validation",
+        250,
+        50,
+    )
+    known = _evaluate(
+        tmp_path, gold=gold_file(tmp_path / "k.jsonl", dict(itertools.islice(truth.items(), 50, 100)))
+    )["tasks"]["topic"]
+    fresh = _evaluate(
+        tmp_path, gold=gold_file(tmp_path / "f.jsonl", dict(itertools.islice(truth.items(), 100, 300)))
+    )["tasks"]["topic"]
     assert (known["basis"], fresh["basis"]) == ("cross-validation", "answers")
     right = [found["headline"]["accuracy"]["value"] * found["judged"] for found in (both, known, fresh)]
     assert right[0] == pytest.approx(right[1] + right[2])
@@ -110,7 +131,9 @@ def test_cross_validation_stays_when_documents_are_added(tmp_path: Path) -> None
         more = document("more", "another text")
         read(ledger, ledger.begin_run({}), [more], complete=False)
         scores = dict.fromkeys(LABELS, -1.4)
-        ledger.finish(2, [done("topic", more.key, "world", probabilities=dict.fromkeys(LABELS, 0.25), scores=scores)])
+        ledger.finish(
+            2, [done("topic", more.key, "world", probabilities=dict.fromkeys(LABELS, 0.25), scores=scores)]
+        )
     after = _evaluate(tmp_path, gold=gold)["tasks"]["topic"]
     assert after["basis"] == before["basis"] == "cross-validation"
     assert after["headline"] == before["headline"]
@@ -132,7 +155,9 @@ def test_summaries_are_measured_against_references_and_the_source(tmp_path: Path
     finished(tmp_path, 20)
     texts = [json.loads(line) for line in (tmp_path / "in.jsonl").read_text(encoding="utf-8").splitlines()]
     references = tmp_path / "references.jsonl"
-    rows = [{"id": row["id"], "summary": " ".join(row["text"].split()[:3])} for row in texts[:8]] + [{"id": "stranger", "summary": "x"}]
+    rows = [{"id": row["id"], "summary": " ".join(row["text"].split()[:3])} for row in texts[:8]] + [
+        {"id": "stranger", "summary": "x"}
+    ]
     references.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts[1:]), encoding="utf-8")
     found = _evaluate(tmp_path, references=references)["tasks"]["summary"]
@@ -181,8 +206,18 @@ def test_a_missing_extra_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_command_prints_json_or_a_table(tmp_path: Path) -> None:
     gold = gold_file(tmp_path / "gold.jsonl", finished(tmp_path, 60))
-    command = [sys.executable, "-m", "pipeline.cli.main", "evaluate", str(tmp_path / "run"), "--gold", str(gold)]
-    facts = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, cwd=ROOT, check=True).stdout)
+    command = [
+        sys.executable,
+        "-m",
+        "pipeline.cli.main",
+        "evaluate",
+        str(tmp_path / "run"),
+        "--gold",
+        str(gold),
+    ]
+    facts = json.loads(
+        subprocess.run([*command, "--json"], capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    )
     assert facts["tasks"]["topic"]["judged"] == 60
     table = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout
     assert "macro f1" in table
@@ -194,7 +229,15 @@ def test_the_command_prints_json_or_a_table(tmp_path: Path) -> None:
 
 def test_the_report_shows_the_last_evaluation_and_its_plots(tmp_path: Path) -> None:
     gold = gold_file(tmp_path / "gold.jsonl", finished(tmp_path, 60))
-    command = [sys.executable, "-m", "pipeline.cli.main", "evaluate", str(tmp_path / "run"), "--gold", str(gold)]
+    command = [
+        sys.executable,
+        "-m",
+        "pipeline.cli.main",
+        "evaluate",
+        str(tmp_path / "run"),
+        "--gold",
+        str(gold),
+    ]
     subprocess.run([*command, "--plots"], capture_output=True, text=True, cwd=ROOT, check=True)
     report = (tmp_path / "run" / "report.md").read_text(encoding="utf-8")
     for name in ("reliability", "coverage", "confusion"):
@@ -202,10 +245,18 @@ def test_the_report_shows_the_last_evaluation_and_its_plots(tmp_path: Path) -> N
         assert (tmp_path / "run" / "plots" / f"topic-{name}.png").read_bytes().startswith(b"\x89PNG")
     assert "| macro f1 |" in report
     assert "- 60 documents compared" in report
-    told = subprocess.run([*command[:3], "report", str(tmp_path / "run"), "--json"], capture_output=True, text=True, cwd=ROOT, check=True)
+    told = subprocess.run(
+        [*command[:3], "report", str(tmp_path / "run"), "--json"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+    )
     facts = json.loads(told.stdout)["evaluation"]
     assert facts["tasks"]["topic"]["judged"] == 60
     assert facts["plots"] == [f"plots/topic-{name}.png" for name in ("reliability", "coverage", "confusion")]
-    subprocess.run([*command, "--plots-to", str(tmp_path / "else")], capture_output=True, text=True, cwd=ROOT, check=True)
+    subprocess.run(
+        [*command, "--plots-to", str(tmp_path / "else")], capture_output=True, text=True, cwd=ROOT, check=True
+    )
     assert "![" not in (tmp_path / "run" / "report.md").read_text(encoding="utf-8")
     assert len(list((tmp_path / "else").iterdir())) == 3

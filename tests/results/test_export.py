@@ -20,7 +20,14 @@ from pipeline.results.export import check_output, export
 from pipeline.stores.ledger.ledger import Ledger
 from tests.stores.ledger.ledgers import begun, document, documents, done, failed, job, read
 
-LABEL = ["topic", "topic_status", "topic_error", "topic_finish_reason", "topic_probability", "topic_probabilities"]
+LABEL = [
+    "topic",
+    "topic_status",
+    "topic_error",
+    "topic_finish_reason",
+    "topic_probability",
+    "topic_probabilities",
+]
 TAGS = [name.replace("topic", "tags") for name in LABEL]
 SUMMARY = ["summary", "summary_status", "summary_error", "summary_finish_reason"]
 TASKS = (job(), job("tags", multi=True), job("summary", kind="summarize"))
@@ -34,19 +41,24 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 
 def _answered(ledger: Ledger) -> None:
-    """Five rows: all answered, one failed, one abstained, one untouched, one empty; and the first row once more."""
+    """Five rows: all answered, one failed, one abstained, one untouched, one empty; and the first row once
+    more.
+    """
     a, b, c, d, empty = document("a"), document("b"), document("c"), document("d"), document("empty", " ")
     run = begun(ledger, [a, b, c, d, empty, a], *TASKS)
     several = {"world": 0.9, "sports": 0.7}
     ledger.finish(
         run,
         [
-            done("topic", a.key, "world"), done("tags", a.key, ["world", "sports"], probabilities=several),
+            done("topic", a.key, "world"),
+            done("tags", a.key, ["world", "sports"], probabilities=several),
             done("summary", a.key, "Two lines\nof text", probabilities=None, finish_reason="length"),
-            failed("topic", b.key, message="no memory"), failed("tags", b.key, "quarantined", "it died"),
-            done("topic", c.key, None, finish_reason="abstained"), done("tags", c.key, [], probabilities={"world": 0.2, "sports": 0.1}),
+            failed("topic", b.key, message="no memory"),
+            failed("tags", b.key, "quarantined", "it died"),
+            done("topic", c.key, None, finish_reason="abstained"),
+            done("tags", c.key, [], probabilities={"world": 0.2, "sports": 0.1}),
         ],
-    )  # fmt: skip
+    )
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
@@ -73,8 +85,22 @@ def test_a_row_a_document_in_input_order(ledger: Ledger, tmp_path: Path, ending:
     assert [list(row) for row in rows] == [["id", *LABEL, *TAGS, *SUMMARY]] * 6
     assert [row["id"] for row in rows] == ["a", "b", "c", "d", "empty", "a"]
     assert rows[5] == rows[0]
-    assert [rows[0][name] for name in LABEL] == ["world", "done", None, "stop", 0.75, {"world": 0.75, "sports": 0.25}]
-    assert [rows[0][name] for name in TAGS] == [["world", "sports"], "done", None, "stop", 0.7, {"world": 0.9, "sports": 0.7}]
+    assert [rows[0][name] for name in LABEL] == [
+        "world",
+        "done",
+        None,
+        "stop",
+        0.75,
+        {"world": 0.75, "sports": 0.25},
+    ]
+    assert [rows[0][name] for name in TAGS] == [
+        ["world", "sports"],
+        "done",
+        None,
+        "stop",
+        0.7,
+        {"world": 0.9, "sports": 0.7},
+    ]
     assert [rows[0][name] for name in SUMMARY] == ["Two lines\nof text", "done", None, "length"]
     assert [rows[1][name] for name in LABEL] == [None, "failed", "broken: no memory", None, None, None]
     assert [rows[1][name] for name in TAGS[:3]] == [None, "quarantined", "broken: it died"]
@@ -93,12 +119,16 @@ def test_csv_says_the_same_in_text(ledger: Ledger, tmp_path: Path) -> None:
     assert len(plain) == len(text)
     for row, cells in zip(plain, text, strict=True):
         for name, value in row.items():
-            shown = json.dumps(value) if isinstance(value, list | dict) else "" if value is None else str(value)
+            shown = (
+                json.dumps(value) if isinstance(value, list | dict) else "" if value is None else str(value)
+            )
             assert cells[name] == shown
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_run_without_documents_gives_a_file_without_rows(ledger: Ledger, tmp_path: Path, ending: str) -> None:
+def test_a_run_without_documents_gives_a_file_without_rows(
+    ledger: Ledger, tmp_path: Path, ending: str
+) -> None:
     begun(ledger, [], *TASKS)
     assert export(ledger, tmp_path / f"out.{ending}") == 0
     assert _read(tmp_path / f"out.{ending}") == []
@@ -148,7 +178,10 @@ def test_any_text_comes_back(name: str, answer: str, tmp_path_factory: pytest.Te
         for ending in ENDINGS:
             export(ledger, folder / f"out.{ending}")
             (found,) = _read(folder / f"out.{ending}")
-            assert found["topic"].removeprefix("'" if ending == "csv" and answer[0] in "=+-@\t\r" else "") == answer
+            assert (
+                found["topic"].removeprefix("'" if ending == "csv" and answer[0] in "=+-@\t\r" else "")
+                == answer
+            )
             assert found["id"].removeprefix("'" if ending == "csv" and name[0] in "=+-@\t\r" else "") == name
 
 
@@ -162,7 +195,11 @@ def test_lone_surrogates_and_numbers_that_are_none(ledger: Ledger, tmp_path: Pat
     assert found["topic"] == "answer \ufffd"
     assert not found["topic_probability"]
     numbers = found["topic_probabilities"]
-    assert (json.loads(numbers) if ending == "csv" else numbers) == {"world \ufffd": None, "sports": None, "x": 0.5}
+    assert (json.loads(numbers) if ending == "csv" else numbers) == {
+        "world \ufffd": None,
+        "sports": None,
+        "x": 0.5,
+    }
     assert b"NaN" not in (tmp_path / f"out.{ending}").read_bytes()
 
 
@@ -187,7 +224,9 @@ def test_places_that_are_refused(tmp_path: Path, name: str, message: str) -> Non
     (tmp_path / "link.jsonl").symlink_to(source)
     (tmp_path / "hard.jsonl").hardlink_to(source)
     with pytest.raises(UsageError, match=message):
-        check_output(tmp_path / name, [str(source), str(tmp_path / "data"), "hf://a/b", "https://host/in.jsonl"])
+        check_output(
+            tmp_path / name, [str(source), str(tmp_path / "data"), "hf://a/b", "https://host/in.jsonl"]
+        )
     check_output(tmp_path / "OUT.JSONL", [str(source)])
 
 
@@ -202,7 +241,12 @@ def test_inputs_are_never_overwritten_not_even_by_force(ledger: Ledger, tmp_path
     source.write_text('{"id": "a", "text": "x"}\n')
     begun(ledger, documents(2))
     tasks = [{"name": "s", "kind": "summarize"}]
-    config = {"model": {"id": "m"}, "source": {"path": str(source)}, "tasks": tasks, "run": {"directory": "r"}}
+    config = {
+        "model": {"id": "m"},
+        "source": {"path": str(source)},
+        "tasks": tasks,
+        "run": {"directory": "r"},
+    }
     ledger.begin_run({"config": config})
     with pytest.raises(UsageError, match="is an input of the run"):
         export(ledger, source, force=True)
@@ -224,7 +268,9 @@ def test_a_file_of_somebody_else_is_kept_without_force(ledger: Ledger, tmp_path:
     path = tmp_path / f"out.{ending}"
     _foreign(path)
     before = path.read_bytes()
-    with pytest.raises(UsageError, match="exists and is not an earlier export of this run; choose another name, or --force"):
+    with pytest.raises(
+        UsageError, match="exists and is not an earlier export of this run; choose another name, or --force"
+    ):
         export(ledger, path)
     assert path.read_bytes() == before
     assert export(ledger, path, force=True) == 2
@@ -232,7 +278,9 @@ def test_a_file_of_somebody_else_is_kept_without_force(ledger: Ledger, tmp_path:
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_an_earlier_export_is_replaced_also_when_a_task_came_since(ledger: Ledger, tmp_path: Path, ending: str) -> None:
+def test_an_earlier_export_is_replaced_also_when_a_task_came_since(
+    ledger: Ledger, tmp_path: Path, ending: str
+) -> None:
     path = tmp_path / f"out.{ending}"
     run = begun(ledger, documents(2), job("summary", kind="summarize"))
     export(ledger, path)
@@ -242,9 +290,13 @@ def test_an_earlier_export_is_replaced_also_when_a_task_came_since(ledger: Ledge
     assert list(_read(path)[0]) == ["id", *SUMMARY, *LABEL, *TAGS]
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe", b"[1]\n", b"not json\n", b'{"id": 1}\n', b"{" * 100_000, b"id\n1\n", b"\n"])
+@pytest.mark.parametrize(
+    "content", [b"\xff\xfe", b"[1]\n", b"not json\n", b'{"id": 1}\n', b"{" * 100_000, b"id\n1\n", b"\n"]
+)
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_unreadable_files_are_somebody_elses(ledger: Ledger, tmp_path: Path, content: bytes, ending: str) -> None:
+def test_unreadable_files_are_somebody_elses(
+    ledger: Ledger, tmp_path: Path, content: bytes, ending: str
+) -> None:
     begun(ledger, documents(1))
     path = tmp_path / f"out.{ending}"
     path.write_bytes(content)
@@ -259,7 +311,9 @@ def test_columns_of_two_tasks_that_would_be_one(ledger: Ledger, tmp_path: Path) 
         export(ledger, tmp_path / "out.csv")
 
 
-def test_a_failed_export_leaves_the_earlier_one(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_export_leaves_the_earlier_one(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begun(ledger, documents(2))
     path = tmp_path / "out.jsonl"
     export(ledger, path)
@@ -289,7 +343,8 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("ending", ENDINGS)
 def test_memory_does_not_hold_the_answers(large: Path, tmp_path: Path, ending: str) -> None:
     program = (
-        "import resource, sys; from pathlib import Path; import pyarrow.parquet; from pipeline.results.export import export; "
+        "import resource, sys; from pathlib import Path; import pyarrow.parquet; from "
+        "pipeline.results.export import export; "
         "from pipeline.stores.ledger.ledger import Ledger\n"
         "with Ledger.open(Path(sys.argv[1]), write=False) as ledger:\n"
         "    sum(1 for row in ledger.rows())\n"

@@ -1,4 +1,6 @@
-"""Calibrated answers are views over recorded scores: numbered, traceable, free of inference, and stated in exports."""
+"""Calibrated answers are views over recorded scores: numbered, traceable, free of inference, and stated in
+exports.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,9 @@ def _right(rows: list[dict[str, Any]]) -> float:
 
 
 def _gold(path: Path, numbers: range) -> Path:
-    path.write_text("".join(json.dumps({"id": f"d{number:06}", "label": _truth(number)}) + "\n" for number in numbers))
+    path.write_text(
+        "".join(json.dumps({"id": f"d{number:06}", "label": _truth(number)}) + "\n" for number in numbers)
+    )
     return path
 
 
@@ -94,7 +98,9 @@ def test_earlier_views_stay(ledger: Ledger, tmp_path: Path) -> None:
     made = calibrate_run(ledger, gold=gold)["topic"]
     assert (made.number, made.calibration.method, made.calibration.gold) == (2, "gold", 60)
     assert calibrate_run(ledger, gold=gold)["topic"].number == 2  # the same again is not another one
-    assert {row["topic_calibration"] for row in _exported(ledger, tmp_path / "x.jsonl", view=1)} == {"view 1: batch"}
+    assert {row["topic_calibration"] for row in _exported(ledger, tmp_path / "x.jsonl", view=1)} == {
+        "view 1: batch"
+    }
     raw = _exported(ledger, tmp_path / "raw.jsonl", view=0)
     assert "topic_calibration" not in raw[0]
     assert {row["topic"] for row in raw} == {"world"}
@@ -137,7 +143,9 @@ def test_few_documents_are_left_as_they_are(tmp_path: Path) -> None:
     with Ledger.open(tmp_path / "few.sqlite", write=True) as ledger:
         rows = documents(LEAST_BATCH - 1)
         run = begun(ledger, rows, TASK)
-        ledger.finish(run, [done("topic", row.key, scores=_scores(number)) for number, row in enumerate(rows)])
+        ledger.finish(
+            run, [done("topic", row.key, scores=_scores(number)) for number, row in enumerate(rows)]
+        )
         assert make_view(ledger, ledger.tasks()[0], ViewOptions()).calibration.method == "none"
 
 
@@ -175,12 +183,18 @@ def test_only_labels_can_be_calibrated(tmp_path: Path) -> None:
 
 
 def _loose(path: Path, odds: float, tolerance: float = 0.01) -> Ledger:
-    """A run with ``score_tolerance``, in one document of which the second label has the probability ``odds``."""
+    """A run with ``score_tolerance``, in one document of which the second label has the probability
+    ``odds``.
+    """
     ledger = Ledger.open(path, write=True)
     rows = documents(40)
     run = begun(ledger, rows, job(labels=[[name, None] for name in LABELS], score_tolerance=tolerance))
-    scores = [{"world": math.log(0.6), "sports": math.log(0.4)}] * 39 + [{"world": math.log(1 - odds), "sports": math.log(odds)}]
-    ledger.finish(run, [done("topic", row.key, scores=score) for row, score in zip(rows, scores, strict=True)])
+    scores = [{"world": math.log(0.6), "sports": math.log(0.4)}] * 39 + [
+        {"world": math.log(1 - odds), "sports": math.log(odds)}
+    ]
+    ledger.finish(
+        run, [done("topic", row.key, scores=score) for row, score in zip(rows, scores, strict=True)]
+    )
     return ledger
 
 
@@ -217,7 +231,13 @@ def test_what_the_model_said_itself_stays_to_be_seen(tmp_path: Path) -> None:
         run = begun(ledger, rows, TASK)
         odds = {"world": 0.6, "sports": 0.4}
         logs = {name: math.log(value) for name, value in odds.items()}
-        ledger.finish(run, [done("topic", row.key, None, finish_reason="abstained", probabilities=odds, scores=logs) for row in rows])
+        ledger.finish(
+            run,
+            [
+                done("topic", row.key, None, finish_reason="abstained", probabilities=odds, scores=logs)
+                for row in rows
+            ],
+        )
         assert {row["topic"] for row in _exported(ledger, tmp_path / "x.jsonl")} == {None}
         raw = _exported(ledger, tmp_path / "raw.jsonl", view=0)
         assert {(row["topic"], row["topic_finish_reason"]) for row in raw} == {("world", "stop")}
@@ -227,7 +247,9 @@ def test_what_the_model_said_itself_stays_to_be_seen(tmp_path: Path) -> None:
 def test_ids_and_labels_come_back_from_our_own_tables(tmp_path: Path, name: str) -> None:
     path = tmp_path / "gold.csv"
     with path.open("w", encoding="utf-8", newline="") as stream:
-        csv.writer(stream).writerows([("id", "label"), (spreadsheet_text(name), spreadsheet_text("-x")), ("b", "-y")])
+        csv.writer(stream).writerows(
+            [("id", "label"), (spreadsheet_text(name), spreadsheet_text("-x")), ("b", "-y")]
+        )
     assert read_gold(path, ("-x", "-y")) == {name: "-x", "b": "-y"}
     plain = tmp_path / "gold.jsonl"
     plain.write_text(json.dumps({"id": f"'{name}", "label": "-x"}) + "\n")
@@ -236,13 +258,24 @@ def test_ids_and_labels_come_back_from_our_own_tables(tmp_path: Path, name: str)
 
 def test_command(folder: Path, tmp_path: Path) -> None:
     gold = _gold(tmp_path / "gold.jsonl", range(60))
-    command = [sys.executable, "-m", "pipeline.cli.main", "calibrate", str(folder), "--gold", str(gold), "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "pipeline.cli.main",
+        "calibrate",
+        str(folder),
+        "--gold",
+        str(gold),
+        "--json",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     facts = json.loads(done.stdout)["tasks"]["topic"]
     assert facts["method"] == "gold"
     assert facts["final"] is True
     assert "60 gold labels" in facts["sentence"]
-    assert f"labels are shown through view {facts['view']}" in (folder / "report.md").read_text(encoding="utf-8")
+    assert f"labels are shown through view {facts['view']}" in (folder / "report.md").read_text(
+        encoding="utf-8"
+    )
     wrong = subprocess.run([*command[:-3], "--share", "world"], capture_output=True, text=True, check=False)
     assert wrong.returncode == 2
     assert "LABEL=SHARE" in wrong.stderr
@@ -254,8 +287,11 @@ import sys
 from pipeline.cli.main import app
 app(["calibrate", sys.argv[1], "--gold", sys.argv[2], "--target-accuracy", "0.9"], standalone_mode=False)
 assert "sklearn" in sys.modules
-print([name for name in ("torch", "transformers", "accelerate", "bitsandbytes", "datasets", "prefect") if name in sys.modules])
+heavy = ("torch", "transformers", "accelerate", "bitsandbytes", "datasets", "prefect")
+print([name for name in heavy if name in sys.modules])
 """
     gold = _gold(tmp_path / "gold.jsonl", range(60))
-    done = subprocess.run([sys.executable, "-c", code, str(folder), str(gold)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder), str(gold)], capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines()[-1] == "[]"

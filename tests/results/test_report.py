@@ -45,20 +45,57 @@ def test_counts_and_sums_are_those_of_the_outcomes(ledger: Ledger) -> None:
         run,
         [
             done("topic", keys[0], "world", probabilities={"world": 1.0, "sports": 0.0}, seconds=2.0),
-            done("topic", keys[1], "sports", probabilities={"sports": 0.55}, seconds=1.0, placement="offloaded", batch_rows=4),
-            done("topic", keys[2], None, finish_reason="abstained", probabilities={"world": 0.5, "sports": 0.5}, seconds=1.0),
+            done(
+                "topic",
+                keys[1],
+                "sports",
+                probabilities={"sports": 0.55},
+                seconds=1.0,
+                placement="offloaded",
+                batch_rows=4,
+            ),
+            done(
+                "topic",
+                keys[2],
+                None,
+                finish_reason="abstained",
+                probabilities={"world": 0.5, "sports": 0.5},
+                seconds=1.0,
+            ),
             failed("topic", keys[3], message="no room for 1,234 tokens in 'a'"),
             failed("topic", keys[4], "quarantined", "no room for 99 tokens in 'b'"),
-            done("summary", keys[0], "s", finish_reason="length", tokens_in=100, tokens_out=20, tokens_dropped=7, notes=("folded",)),
+            done(
+                "summary",
+                keys[0],
+                "s",
+                finish_reason="length",
+                tokens_in=100,
+                tokens_out=20,
+                tokens_dropped=7,
+                notes=("folded",),
+            ),
             done("summary", keys[1], "s", finish_reason="repetition", tokens_in=50, tokens_out=30),
         ],
-    )  # fmt: skip
+    )
     report = build_report(ledger)
     assert report["inputs"] | {"clashes": []} == {
-        "documents": 7, "rejected": 0, "duplicates": 1, "clashing_ids": 0, "clashes": [], "read_completely": True, "complete": False,
-    }  # fmt: skip
+        "documents": 7,
+        "rejected": 0,
+        "duplicates": 1,
+        "clashing_ids": 0,
+        "clashes": [],
+        "read_completely": True,
+        "complete": False,
+    }
     topic, summary = report["tasks"]["topic"], report["tasks"]["summary"]
-    assert topic["states"] == {"pending": 1, "running": 0, "done": 3, "failed": 1, "quarantined": 1, "skipped": 1}
+    assert topic["states"] == {
+        "pending": 1,
+        "running": 0,
+        "done": 3,
+        "failed": 1,
+        "quarantined": 1,
+        "skipped": 1,
+    }
     assert topic["working_seconds"] == 4.0
     assert topic["tokens_per_second"] == 3 * 12 / 4
     assert topic["documents_per_hour"] == 3 * 3600 / 4
@@ -66,14 +103,23 @@ def test_counts_and_sums_are_those_of_the_outcomes(ledger: Ledger) -> None:
     assert topic["placements"] == {"device": 4, "offloaded": 1}
     assert topic["largest_batch_rows"] == 4
     assert topic["labels"]["distribution"] == {"world": 1, "sports": 1}
-    assert (topic["labels"]["abstained"], topic["labels"]["confidence_by_tenths"]) == (1, [0, 0, 0, 0, 0, 2, 0, 0, 0, 1])
+    assert (topic["labels"]["abstained"], topic["labels"]["confidence_by_tenths"]) == (
+        1,
+        [0, 0, 0, 0, 0, 2, 0, 0, 0, 1],
+    )
     assert topic["labels"]["mean_confidence"] == pytest.approx((1 + 0.55 + 0.5) / 3)
     assert topic["failures"]["by_reason"] == [{"reason": "broken: no room for … tokens in …", "count": 2}]
     assert {(row["id"], row["state"], row["attempts"]) for row in topic["failures"]["first"]} == {
-        ("d000003", "failed", 1), ("d000004", "quarantined", 1),
-    }  # fmt: skip
+        ("d000003", "failed", 1),
+        ("d000004", "quarantined", 1),
+    }
     assert topic["slowest"][0]["id"] == "d000000"
-    assert (summary["tokens_in"], summary["tokens_out"], summary["tokens_dropped"], summary["documents_cut"]) == (150, 50, 7, 1)
+    assert (
+        summary["tokens_in"],
+        summary["tokens_out"],
+        summary["tokens_dropped"],
+        summary["documents_cut"],
+    ) == (150, 50, 7, 1)
     assert summary["notes"] == {"folded": 1}
     assert "labels" not in summary
     text = render_markdown(report)
@@ -91,7 +137,13 @@ def test_several_labels_are_counted_one_by_one(ledger: Ledger) -> None:
     run = begun(ledger, rows, job(multi=True))
     answers = [["a", "b"], ["a"], []]
     odds = [{"a": 0.9, "b": 0.8}, {"a": 0.9, "b": 0.1}, {"a": 0.4, "b": 0.0}]
-    ledger.finish(run, [done("topic", row.key, answer, probabilities=odd) for row, answer, odd in zip(rows, answers, odds, strict=True)])
+    ledger.finish(
+        run,
+        [
+            done("topic", row.key, answer, probabilities=odd)
+            for row, answer, odd in zip(rows, answers, odds, strict=True)
+        ],
+    )
     labels = build_report(ledger)["tasks"]["topic"]["labels"]
     assert labels["distribution"] == {"a": 2, "b": 1}
     assert (labels["none_of_them"], labels["abstained"]) == (1, 0)
@@ -111,17 +163,27 @@ def test_a_ledger_that_has_seen_nothing_yet_can_be_told(ledger: Ledger) -> None:
 
 def test_rejects_are_counted_by_reason_and_the_first_are_shown(ledger: Ledger, tmp_path: Path) -> None:
     run = begun(ledger, documents(1))
-    rejects = [reject(line, f"the text at byte {line} is {'null' if line % 3 else 'a number'}") for line in range(1, 31)]
+    rejects = [
+        reject(line, f"the text at byte {line} is {'null' if line % 3 else 'a number'}")
+        for line in range(1, 31)
+    ]
     read(ledger, run, documents(1), rejects)
     report = build_report(ledger)
     assert report["rejects"]["by_reason"] == [
-        {"reason": "the text at byte … is null", "count": 20}, {"reason": "the text at byte … is a number", "count": 10},
-    ]  # fmt: skip
+        {"reason": "the text at byte … is null", "count": 20},
+        {"reason": "the text at byte … is a number", "count": 10},
+    ]
     assert [row["line"] for row in report["rejects"]["first"]] == list(range(1, 21))
     assert "| in.jsonl:20 | 200 | the text at byte 20 is null |" in render_markdown(report)
     write_report(ledger, tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "rejects.jsonl").read_text().splitlines()]
-    assert lines[29] == {"file": "in.jsonl", "line": 30, "offset": 300, "reason": "the text at byte 30 is a number", "excerpt": "12"}
+    assert lines[29] == {
+        "file": "in.jsonl",
+        "line": 30,
+        "offset": 300,
+        "reason": "the text at byte 30 is a number",
+        "excerpt": "12",
+    }
     assert len(lines) == 30
 
 
@@ -133,15 +195,23 @@ def test_clashing_ids_are_named(ledger: Ledger) -> None:
     assert "  - a: 2 texts" in render_markdown(report)
 
 
-@pytest.mark.parametrize(("last", "words"), [(100, "1 of 1 documents in parts were read whole."), (90, "**Only 0 of 1 documents in parts")])
+@pytest.mark.parametrize(
+    ("last", "words"),
+    [(100, "1 of 1 documents in parts were read whole."), (90, "**Only 0 of 1 documents in parts")],
+)
 def test_a_document_in_parts_shows_what_was_read_of_it(ledger: Ledger, last: int, words: str) -> None:
     row = document("long", "x" * 100)
     run = begun(ledger, [row], SUMMARY)
-    steps = [Step(f"map/{start}", EncodedPrompt((start,), 0, 1), Decode(5), (start, end)) for start, end in ((0, 50), (40, last))]
+    steps = [
+        Step(f"map/{start}", EncodedPrompt((start,), 0, 1), Decode(5), (start, end))
+        for start, end in ((0, 50), (40, last))
+    ]
     ledger.record_replies([(("summary", row.key), step, Generation(0)) for step in steps])
     ledger.finish(run, [done("summary", row.key, "s", parts=2, probabilities=None)])
     report = build_report(ledger)
-    assert report["tasks"]["summary"]["long_documents"]["most_parts"] == [{"id": "long", "parts": 2, "characters": 100, "covered": last}]
+    assert report["tasks"]["summary"]["long_documents"]["most_parts"] == [
+        {"id": "long", "parts": 2, "characters": 100, "covered": last}
+    ]
     text = _sections(render_markdown(report))["Long documents"]
     assert words in text
     assert f"| long | 2 | {last} of 100 |" in text
@@ -150,20 +220,36 @@ def test_a_document_in_parts_shows_what_was_read_of_it(ledger: Ledger, last: int
 def test_the_slowest_come_first_and_only_ten(ledger: Ledger) -> None:
     rows = documents(50)
     run = begun(ledger, rows)
-    ledger.finish(run, [done("topic", row.key, seconds=float((index * 7) % 50)) for index, row in enumerate(rows)])
-    assert [row["seconds"] for row in build_report(ledger)["tasks"]["topic"]["slowest"]] == [float(second) for second in range(49, 39, -1)]
+    ledger.finish(
+        run, [done("topic", row.key, seconds=float((index * 7) % 50)) for index, row in enumerate(rows)]
+    )
+    assert [row["seconds"] for row in build_report(ledger)["tasks"]["topic"]["slowest"]] == [
+        float(second) for second in range(49, 39, -1)
+    ]
 
 
 def test_plan_and_machine_are_those_of_the_last_run_that_loaded(ledger: Ledger) -> None:
-    first = ledger.begin_run({"plan": {"dtype": "float32"}, "versions": {"torch": "1.0"}, "model": {"id": "m"}, "notes": ["said once"]})
+    first = ledger.begin_run(
+        {
+            "plan": {"dtype": "float32"},
+            "versions": {"torch": "1.0"},
+            "model": {"id": "m"},
+            "notes": ["said once"],
+        }
+    )
     ledger.annotate_run(first, loaded={"device_map": {"": "cpu"}, "weights_bytes": 1234567})
     ledger.annotate_run(first, waiting={"seconds": 600.0, "waited_seconds": 3.0})
     ledger.end_run(first, 75, "the deadline 07:00 has passed")
-    second = ledger.begin_run({"plan": {"dtype": "bfloat16"}, "versions": {"torch": "2.0"}, "model": {"id": "m"}, "notes": []})
+    second = ledger.begin_run(
+        {"plan": {"dtype": "bfloat16"}, "versions": {"torch": "2.0"}, "model": {"id": "m"}, "notes": []}
+    )
     report = build_report(ledger)
     assert report["plan"] == {"dtype": "float32"}
     assert report["versions"] == {"torch": "1.0"}
-    assert [(run["exit_code"], run["reason"]) for run in report["runs"]] == [(75, "the deadline 07:00 has passed"), (None, None)]
+    assert [(run["exit_code"], run["reason"]) for run in report["runs"]] == [
+        (75, "the deadline 07:00 has passed"),
+        (None, None),
+    ]
     text = render_markdown(report)
     assert "**A run is going on, or was cut off without a word.**" in text
     assert "- weights_bytes: 1,234,567" in text
@@ -177,16 +263,43 @@ def test_whatever_others_wrote_stays_text(ledger: Ledger, tmp_path: Path) -> Non
     rows = [document(EVIL, "one"), document(EVIL, "two"), document("ok")]
     run = begun(ledger, rows, job(multi=True))
     broken = Outcome("topic", rows[0].key, "failed", failure=Failure("k|" + EVIL, EVIL))
-    fine = done("topic", rows[1].key, [EVIL], probabilities={EVIL: 0.9}, finish_reason=EVIL, notes=(EVIL,), placement=EVIL, parts=2)
+    fine = done(
+        "topic",
+        rows[1].key,
+        [EVIL],
+        probabilities={EVIL: 0.9},
+        finish_reason=EVIL,
+        notes=(EVIL,),
+        placement=EVIL,
+        parts=2,
+    )
     ledger.finish(run, [broken, fine])
-    ledger.annotate_run(run, plan={EVIL: EVIL}, loaded={"map": {EVIL: EVIL}}, notes=[EVIL], versions={"torch": EVIL}, model={"id": EVIL})
+    ledger.annotate_run(
+        run,
+        plan={EVIL: EVIL},
+        loaded={"map": {EVIL: EVIL}},
+        notes=[EVIL],
+        versions={"torch": EVIL},
+        model={"id": EVIL},
+    )
     read(ledger, run, rows, [reject(1, EVIL)])
     ledger.end_run(run, 1, EVIL)
     write_report(ledger, tmp_path)
     parser = MarkdownIt("commonmark").enable(["table", "strikethrough"])
     tokens = parser.parse((tmp_path / "report.md").read_text(encoding="utf-8"))
-    kinds = {token.type for token in tokens} | {child.type for token in tokens for child in token.children or []}
-    assert not kinds & {"link_open", "image", "html_inline", "html_block", "code_inline", "fence", "code_block", "blockquote_open"}
+    kinds = {token.type for token in tokens} | {
+        child.type for token in tokens for child in token.children or []
+    }
+    assert not kinds & {
+        "link_open",
+        "image",
+        "html_inline",
+        "html_block",
+        "code_inline",
+        "fence",
+        "code_block",
+        "blockquote_open",
+    }
     headings = [after.content for token, after in itertools.pairwise(tokens) if token.type == "heading_open"]
     assert "h" not in headings
     assert len(headings) == 9
@@ -230,9 +343,14 @@ def test_reasons_do_not_grow_without_end() -> None:
     assert sum(item["count"] for item in listed) == 1000
 
 
-def test_a_report_while_a_reader_holds_the_ledger_open_for_reading_only(ledger: Ledger, tmp_path: Path) -> None:
+def test_a_report_while_a_reader_holds_the_ledger_open_for_reading_only(
+    ledger: Ledger, tmp_path: Path
+) -> None:
     run = begun(ledger, documents(3))
     with Ledger.open(tmp_path / "ledger.sqlite", write=False) as reader:
         before = build_report(reader)
         ledger.finish(run, [done("topic", row.key) for row in documents(3)])
-        assert (before["tasks"]["topic"]["states"]["done"], build_report(reader)["tasks"]["topic"]["states"]["done"]) == (0, 3)
+        assert (
+            before["tasks"]["topic"]["states"]["done"],
+            build_report(reader)["tasks"]["topic"]["states"]["done"],
+        ) == (0, 3)

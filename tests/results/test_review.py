@@ -31,10 +31,14 @@ def _review(folder: Path, count: int = 10, **options: Any) -> dict[str, Any]:
 
 
 def _config(folder: Path) -> Any:
-    return parse_config({
-        "model": {"id": "scripted"}, "source": {"path": str(folder / "in.jsonl")}, "run": {"directory": str(folder / "run")},
-        "tasks": [{"name": "topic", "kind": "label", "labels": list(LABELS)}],
-    })  # fmt: skip
+    return parse_config(
+        {
+            "model": {"id": "scripted"},
+            "source": {"path": str(folder / "in.jsonl")},
+            "run": {"directory": str(folder / "run")},
+            "tasks": [{"name": "topic", "kind": "label", "labels": list(LABELS)}],
+        }
+    )
 
 
 def _source(folder: Path, rows: list[dict[str, str]]) -> None:
@@ -52,7 +56,10 @@ def _fill(path: Path, gold: dict[str, str], count: int | None = None) -> None:
     with path.open("w", encoding="utf-8", newline="") as stream:
         table = csv.DictWriter(stream, list(rows[0]), lineterminator="\r\n")
         table.writeheader()
-        table.writerows({**row, "label": gold[row["id"]] if place < (count or len(rows)) else ""} for place, row in enumerate(rows))
+        table.writerows(
+            {**row, "label": gold[row["id"]] if place < (count or len(rows)) else ""}
+            for place, row in enumerate(rows)
+        )
 
 
 def test_a_filled_in_review_is_a_gold_file(tmp_path: Path) -> None:
@@ -61,8 +68,14 @@ def test_a_filled_in_review_is_a_gold_file(tmp_path: Path) -> None:
     rows = _rows(tmp_path / "review.csv")
     assert facts["rows"] == len(rows) == 30
     assert tuple(rows[0]) == REVIEW_COLUMNS
-    assert all(row["label"] == "" and row["proposed_label"] in LABELS and row["reason"] and row["text"] for row in rows)
-    assert all(row["top_labels"].startswith(f"{row['proposed_label']} {float(row['probability']):.2f}") for row in rows)
+    assert all(
+        row["label"] == "" and row["proposed_label"] in LABELS and row["reason"] and row["text"]
+        for row in rows
+    )
+    assert all(
+        row["top_labels"].startswith(f"{row['proposed_label']} {float(row['probability']):.2f}")
+        for row in rows
+    )
     _fill(tmp_path / "review.csv", truth, 20)
     gold = read_gold(tmp_path / "review.csv", LABELS)
     assert gold == {row["id"]: truth[row["id"]] for row in rows[:20]}
@@ -122,7 +135,10 @@ def test_ids_that_a_spreadsheet_would_compute_make_the_round_trip(tmp_path: Path
     gold = read_gold(tmp_path / "review.csv", LABELS)
     assert gold == {row["id"][1:]: truth[row["id"][1:]] for row in rows}
     with Ledger.open(tmp_path / "run" / LEDGER, write=True) as ledger:
-        assert len(calibrate_run(ledger, names=["topic"], gold=tmp_path / "review.csv")["topic"].gold_labels) == 12
+        assert (
+            len(calibrate_run(ledger, names=["topic"], gold=tmp_path / "review.csv")["topic"].gold_labels)
+            == 12
+        )
 
 
 def test_filled_in_labels_are_not_overwritten(tmp_path: Path) -> None:
@@ -142,7 +158,11 @@ def test_filled_in_labels_are_not_overwritten(tmp_path: Path) -> None:
 
 
 def test_formulas_are_shown_and_long_texts_cut(tmp_path: Path) -> None:
-    _source(tmp_path, [{"id": f"d{n}", "text": f"=HYPERLINK({n})"} for n in range(3)] + [{"id": "long", "text": "word " * 9_000}])
+    _source(
+        tmp_path,
+        [{"id": f"d{n}", "text": f"=HYPERLINK({n})"} for n in range(3)]
+        + [{"id": "long", "text": "word " * 9_000}],
+    )
     sample_source(_config(tmp_path), tmp_path / "sample.csv", 10)
     texts = {row["id"]: row["text"] for row in _rows(tmp_path / "sample.csv")}
     assert texts["d0"] == "'=HYPERLINK(0)"
@@ -155,8 +175,16 @@ def test_what_a_cell_was_made_of_comes_back(text: str) -> None:
 
 
 def test_a_sample_is_spread_out_and_a_gold_file_once_filled_in(tmp_path: Path) -> None:
-    texts = {"world": "treaty border minister", "sports": "match goal striker", "science": "telescope atom planet"}
-    rows = [{"id": f"{name}{n}", "text": f'{words} {n}\nline two, "quoted"'} for name, words in texts.items() for n in range(40)]
+    texts = {
+        "world": "treaty border minister",
+        "sports": "match goal striker",
+        "science": "telescope atom planet",
+    }
+    rows = [
+        {"id": f"{name}{n}", "text": f'{words} {n}\nline two, "quoted"'}
+        for name, words in texts.items()
+        for n in range(40)
+    ]
     _source(tmp_path, rows)
     facts = sample_source(_config(tmp_path), tmp_path / "sample.csv", 6)
     picked = _rows(tmp_path / "sample.csv")
@@ -173,7 +201,9 @@ def test_a_sample_is_spread_out_and_a_gold_file_once_filled_in(tmp_path: Path) -
 
 def test_places_that_must_not_be_written_to_are_refused(tmp_path: Path) -> None:
     (tmp_path / "in.csv").write_text("id,text\na,b\n", encoding="utf-8")
-    config = _config(tmp_path).model_copy(update={"source": _config(tmp_path).source.model_copy(update={"path": str(tmp_path / "in.csv")})})
+    config = _config(tmp_path).model_copy(
+        update={"source": _config(tmp_path).source.model_copy(update={"path": str(tmp_path / "in.csv")})}
+    )
     with pytest.raises(UsageError, match="input of the run"):
         sample_source(config, tmp_path / "in.csv", 5, force=True)
     with pytest.raises(UsageError, match=r"must end in \.csv"):
@@ -191,7 +221,17 @@ def test_the_commands_print_json(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(json.dumps(_config(tmp_path).model_dump(mode="json")), encoding="utf-8")
     for name, place in (("review", tmp_path / "run"), ("sample", config)):
-        command = [sys.executable, "-m", "pipeline.cli.main", name, str(place), "-o", str(tmp_path / f"{name}.csv"), "--count", "5"]
+        command = [
+            sys.executable,
+            "-m",
+            "pipeline.cli.main",
+            name,
+            str(place),
+            "-o",
+            str(tmp_path / f"{name}.csv"),
+            "--count",
+            "5",
+        ]
         done = subprocess.run([*command, "--json"], capture_output=True, text=True, cwd=ROOT, check=True)
         assert json.loads(done.stdout)["rows"] == 5 == len(_rows(tmp_path / f"{name}.csv"))
         plain = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout

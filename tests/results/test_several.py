@@ -46,7 +46,10 @@ def _exported(folder: Path, **options: Any) -> list[dict[str, Any]]:
 
 
 def _gold(path: Path, truth: dict[str, list[str]]) -> Path:
-    path.write_text("".join(json.dumps({"id": name, "label": labels}) + "\n" for name, labels in truth.items()), encoding="utf-8")
+    path.write_text(
+        "".join(json.dumps({"id": name, "label": labels}) + "\n" for name, labels in truth.items()),
+        encoding="utf-8",
+    )
     return path
 
 
@@ -87,7 +90,11 @@ def test_gold_labels_calibrate_and_are_judged_without_themselves(tmp_path: Path)
     assert view.calibration.method == "gold"
     assert "100 documents with gold labels" in view.sentence
     found = _evaluate(tmp_path, gold=tmp_path / "all.jsonl")
-    assert (found["judged"], found["cross_validated"], found["basis"]) == (300, 100, "answers and cross-validation")
+    assert (found["judged"], found["cross_validated"], found["basis"]) == (
+        300,
+        100,
+        "answers and cross-validation",
+    )
     headline = {name: value["value"] for name, value in found["headline"].items()}
     assert headline["exact_match"] > raw["exact_match"]["value"] + 0.3
     assert headline["micro_f1"] > raw["micro_f1"]["value"]
@@ -102,17 +109,30 @@ def test_figures_are_those_counted_by_hand(tmp_path: Path) -> None:
     both = sum(len(set(answers[name]) & set(labels)) for name, labels in truth.items())
     every = sum(len(answers[name]) + len(labels) for name, labels in truth.items())
     assert found["headline"]["micro_f1"]["value"] == pytest.approx(2 * both / every)
-    assert found["headline"]["exact_match"]["value"] == sum(answers[name] == labels for name, labels in truth.items()) / 50
+    assert (
+        found["headline"]["exact_match"]["value"]
+        == sum(answers[name] == labels for name, labels in truth.items()) / 50
+    )
     for row in found["per_label"]:
         gold = [name for name, labels in truth.items() if row["label"] in labels]
         given = [name for name, labels in answers.items() if row["label"] in labels]
-        assert (row["gold"], row["predicted"], row["right"]) == (len(gold), len(given), len(set(gold) & set(given)))
-    assert found["headline"]["macro_f1"]["value"] == pytest.approx(sum(row["f1"] for row in found["per_label"]) / 3)
+        assert (row["gold"], row["predicted"], row["right"]) == (
+            len(gold),
+            len(given),
+            len(set(gold) & set(given)),
+        )
+    assert found["headline"]["macro_f1"]["value"] == pytest.approx(
+        sum(row["f1"] for row in found["per_label"]) / 3
+    )
 
 
 def test_abstaining_is_by_the_least_certain_decision(tmp_path: Path) -> None:
     truth = finished_several(tmp_path, 400)
-    view = _calibrate(tmp_path, gold=_gold(tmp_path / "gold.jsonl", dict(itertools.islice(truth.items(), 200))), target_accuracy=0.9)
+    view = _calibrate(
+        tmp_path,
+        gold=_gold(tmp_path / "gold.jsonl", dict(itertools.islice(truth.items(), 200))),
+        target_accuracy=0.9,
+    )
     assert view.threshold is not None
     rows = _exported(tmp_path)
     answered = [row for row in rows if row["tags"] is not None]
@@ -129,7 +149,10 @@ def test_abstaining_is_by_the_least_certain_decision(tmp_path: Path) -> None:
 
 def test_a_label_that_gold_says_nothing_about_is_left_as_it_is(tmp_path: Path) -> None:
     truth = finished_several(tmp_path, 120)
-    gold = {name: [label for label in labels if label != "money"] for name, labels in itertools.islice(truth.items(), 60)}
+    gold = {
+        name: [label for label in labels if label != "money"]
+        for name, labels in itertools.islice(truth.items(), 60)
+    }
     view = _calibrate(tmp_path, gold=_gold(tmp_path / "gold.jsonl", gold))
     methods = [part["method"] for part in json.loads(view.calibration.to_json())["parts"]]
     assert methods == ["gold", "gold", "none"]
@@ -140,8 +163,10 @@ def test_a_label_that_gold_says_nothing_about_is_left_as_it_is(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "cell", ["urgent|money", "urgent; money", '["urgent", "money"]', "money | urgent"], ids=["bar", "semicolon", "list", "order"]
-)  # fmt: skip
+    "cell",
+    ["urgent|money", "urgent; money", '["urgent", "money"]', "money | urgent"],
+    ids=["bar", "semicolon", "list", "order"],
+)
 def test_tables_name_several_labels(tmp_path: Path, cell: str) -> None:
     path = tmp_path / "gold.csv"
     with path.open("w", encoding="utf-8", newline="") as stream:
@@ -155,7 +180,9 @@ def test_written_labels_are_read_again(named: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("kind", [list, "|".join])
-def test_labels_that_the_task_does_not_have_are_refused(tmp_path: Path, kind: Callable[[list[str]], Any]) -> None:
+def test_labels_that_the_task_does_not_have_are_refused(
+    tmp_path: Path, kind: Callable[[list[str]], Any]
+) -> None:
     path = tmp_path / "gold.jsonl"
     path.write_text(json.dumps({"id": "a", "label": kind(["urgent", "nonsense"])}) + "\n")
     with pytest.raises(UsageError, match="'nonsense'"):

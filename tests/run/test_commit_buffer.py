@@ -1,4 +1,6 @@
-"""Commits of what has landed: together while the last one is a moment ago, at once when asked, and nothing twice."""
+"""Commits of what has landed: together while the last one is a moment ago, at once when asked, and nothing
+twice.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ def states(ledger: Ledger) -> list[str]:
     return [row.results["topic"].state for row in ledger.rows()]
 
 
-def test_documents_wait_for_each_other_but_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documents_wait_for_each_other_but_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rows = documents(4)
     outcomes = [done("topic", row.key) for row in rows]
     monkeypatch.setattr(commit_buffer, "_COMMIT_SECONDS", 10**6)

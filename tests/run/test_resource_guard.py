@@ -25,7 +25,9 @@ def test_a_worker_that_computes_gives_its_memory_back_first(tmp_path: Path) -> N
     short = watch(tmp_path, FLOOR - 1)
     short.check("loading")
     short = watch(tmp_path, FLOOR - 1)
-    with pytest.raises(WorkerDied, match=r"1\.0 MiB of memory are free, less than run\.keep_free_memory = 1\.0 MiB"):
+    with pytest.raises(
+        WorkerDied, match=r"1\.0 MiB of memory are free, less than run\.keep_free_memory = 1\.0 MiB"
+    ):
         short.check("computing")
     with pytest.raises(StoppedEarly, match="close other programs"):  # looked at again at once
         short.check("nothing")
@@ -39,7 +41,12 @@ def test_memory_that_others_take_ends_the_run(tmp_path: Path) -> None:
 
 def test_looks_are_a_second_apart(tmp_path: Path) -> None:
     looks = []
-    seen = Watch(tmp_path, disk_floor_bytes=0, memory_floor_bytes=FLOOR, free_memory_bytes=lambda: looks.append(1) or FLOOR)  # type: ignore[func-returns-value]
+    seen = Watch(
+        tmp_path,
+        disk_floor_bytes=0,
+        memory_floor_bytes=FLOOR,
+        free_memory_bytes=lambda: looks.append(1) or FLOOR,
+    )  # type: ignore[func-returns-value]
     for _ in range(100):
         seen.check("computing")
     assert len(looks) == 1
@@ -49,7 +56,11 @@ def test_the_doctor_looks_at_the_floor(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("OVERNIGHT_BACKEND", "pipeline.testing.scripted_backend:ScriptedBackend")
     night = ANight(tmp_path, documents(2))
     for floor, level in (("0", {"ok", "warn"}), ("9999TB", {"stop"})):
-        (found,) = [finding for finding in examine(night.config, [f"run.keep_free_disk={floor}"]) if finding.name == "disk"]
+        (found,) = [
+            finding
+            for finding in examine(night.config, [f"run.keep_free_disk={floor}"])
+            if finding.name == "disk"
+        ]
         assert found.level in level
     assert "run.keep_free_disk" in found.sentence
 

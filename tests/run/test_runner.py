@@ -1,4 +1,6 @@
-"""How the runner keeps the worker supplied: counts of what is begun together, of commits, of loads. What comes of it: tests/bench."""
+"""How the runner keeps the worker supplied: counts of what is begun together, of commits, of loads. What
+comes of it: tests/bench.
+"""
 
 from __future__ import annotations
 

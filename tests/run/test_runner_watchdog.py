@@ -25,7 +25,9 @@ with Whereabouts(Path(sys.argv[1]), 1000) as here, here.at((sys.argv[2], sys.arg
 
 
 def left_by_a_dead_run(path: Path) -> None:
-    dead = subprocess.run([sys.executable, "-c", _DIES, str(path), *WORK], cwd=Path(__file__).parents[2], check=False)
+    dead = subprocess.run(
+        [sys.executable, "-c", _DIES, str(path), *WORK], cwd=Path(__file__).parents[2], check=False
+    )
     assert dead.returncode == -signal.SIGKILL
 
 

@@ -15,11 +15,15 @@ from pipeline.records import Document, Reject
 from pipeline.sources import read_source
 
 
-def read(path: Path | str | list[str], fields: Iterable[str] = (), **settings: Any) -> tuple[list[Document], list[Reject]]:
+def read(
+    path: Path | str | list[str], fields: Iterable[str] = (), **settings: Any
+) -> tuple[list[Document], list[Reject]]:
     """(documents, rejects) of a source, each in order."""
     config = SourceConfig(path=path if isinstance(path, list) else str(path), **settings)
     items = list(read_source(config, tuple(fields)))
-    return [item for item in items if isinstance(item, Document)], [item for item in items if isinstance(item, Reject)]
+    return [item for item in items if isinstance(item, Document)], [
+        item for item in items if isinstance(item, Reject)
+    ]
 
 
 def pairs(documents: Iterable[Document]) -> list[tuple[str, str]]:

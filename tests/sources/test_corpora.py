@@ -1,4 +1,6 @@
-"""The messy corpus, where it lies beside the checkout: each of its files ends in the documents and rejects written here."""
+"""The messy corpus, where it lies beside the checkout: each of its files ends in the documents and rejects
+written here.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,9 @@ FILES = {
     "parquet/empty_and_emoji_column_names.parquet": Expected(3, 0, "", by("önë", "")),
     "parquet/empty_datapage.parquet": Expected(0, 1, "'value' is null", by("value", "value")),
     "parquet/list_of_strings.parquet": Expected(0, 3, "is a list", by("utf8_list", "utf8_list")),
-    "parquet/bad_levels_ARROW-GH-41321.parquet": Expected(2, 1, "rows 1 to 3 of the file cannot be read", by("int64", "string")),
+    "parquet/bad_levels_ARROW-GH-41321.parquet": Expected(
+        2, 1, "rows 1 to 3 of the file cannot be read", by("int64", "string")
+    ),
 }
 
 
@@ -105,7 +109,9 @@ def test_texts_are_exact() -> None:
     documents, _ = read(MESSY / "text/blns.txt")
     assert documents[0].text.encode() == (MESSY / "text/blns.txt").read_bytes()
     lines = (MESSY / "text/blns_derived.jsonl").read_bytes().removesuffix(b"\n").split(b"\n")
-    assert [document.text for document in read(MESSY / "text/blns_derived.jsonl")[0]] == [json.loads(line)["text"] for line in lines]
+    assert [document.text for document in read(MESSY / "text/blns_derived.jsonl")[0]] == [
+        json.loads(line)["text"] for line in lines
+    ]
 
 
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in CORPORA.glob("*/dev.jsonl")))

@@ -29,7 +29,9 @@ def test_a_folder_is_read_recursively_sorted_and_without_hidden_files(tmp_path: 
     assert found == ["UP.JSONL", "a/y.json.gz", "a/z.csv", "b.jsonl", "c.txt"]
 
 
-def test_ignored_extensions_are_logged_and_refused_when_nothing_is_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_ignored_extensions_are_logged_and_refused_when_nothing_is_left(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     put(tmp_path / "a.pdf", b"")
     put(tmp_path / "b.pdf", b"")
     with pytest.raises(SourceError, match=r"holds no file that can be read; found \.pdf \(2\)"):
@@ -63,7 +65,9 @@ def test_an_unknown_extension_is_refused_unless_the_format_is_given(tmp_path: Pa
     assert files(tmp_path / "*.bin", format="jsonl") == [str(file)]
 
 
-@pytest.mark.parametrize(("name", "compression"), [("data.jsonl.gz", ".gz"), ("data.NDJSON.ZST", ".zst"), ("a.b.jsonl", "")])
+@pytest.mark.parametrize(
+    ("name", "compression"), [("data.jsonl.gz", ".gz"), ("data.NDJSON.ZST", ".zst"), ("a.b.jsonl", "")]
+)
 def test_endings_tell_format_and_compression(tmp_path: Path, name: str, compression: str) -> None:
     assert pairs(read(put(tmp_path / name, packed(ROW, compression)))[0]) == [("a", "t")]
 
@@ -102,14 +106,27 @@ def test_relative_paths_and_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     put(tmp_path / "data/a.jsonl", ROW)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert files("data") == files("~/data") == files("data/*") == files(f"file://{tmp_path}/data") == [str(tmp_path / "data/a.jsonl")]
+    assert (
+        files("data")
+        == files("~/data")
+        == files("data/*")
+        == files(f"file://{tmp_path}/data")
+        == [str(tmp_path / "data/a.jsonl")]
+    )
     assert next(iter(read("data")[0])).origin.file == "data/a.jsonl"
 
 
 def test_other_filesystems(tmp_path: Path) -> None:
     memory = fsspec.filesystem("memory")
     try:
-        memory.pipe({"/box/b.jsonl.gz": packed(ROW, ".gz"), "/box/sub/a.txt": b"hello", "/box/.x/c.txt": b"no", "/box/d.bin": b""})
+        memory.pipe(
+            {
+                "/box/b.jsonl.gz": packed(ROW, ".gz"),
+                "/box/sub/a.txt": b"hello",
+                "/box/.x/c.txt": b"no",
+                "/box/d.bin": b"",
+            }
+        )
         documents, rejects = read("memory://box")
         assert pairs(documents) == [("a", "t"), ("sub/a.txt", "hello")]
         assert rejects == []

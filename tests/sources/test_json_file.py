@@ -14,7 +14,10 @@ from pipeline.sources import read_source
 from pipeline.sources.json_scan import Scanner
 from tests.sources.reading import json_lines, packed, pairs, put, read
 
-ROWS = [{"id": str(number), "text": f'text "{number}" [}}]\\ \n', "more": {"a": [1, {"b": "]"}]}} for number in range(5)]
+ROWS = [
+    {"id": str(number), "text": f'text "{number}" [}}]\\ \n', "more": {"a": [1, {"b": "]"}]}}
+    for number in range(5)
+]
 PAIRS = [(str(row["id"]), str(row["text"])) for row in ROWS]
 
 
@@ -45,7 +48,14 @@ def test_json_lines_and_objects_one_after_the_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "bad", [b'{"id": 1 "text": 2}', b'{"id": "1", "text": "unterminated}', b'{"id": "1", "text": "\xff"}', b"[1]", b"17"]
+    "bad",
+    [
+        b'{"id": 1 "text": 2}',
+        b'{"id": "1", "text": "unterminated}',
+        b'{"id": "1", "text": "\xff"}',
+        b"[1]",
+        b"17",
+    ],
 )
 @pytest.mark.parametrize("at", [0, 2])
 def test_a_bad_line_in_misnamed_json_lines(tmp_path: Path, bad: bytes, at: int) -> None:
@@ -59,12 +69,21 @@ def test_a_bad_line_in_misnamed_json_lines(tmp_path: Path, bad: bytes, at: int) 
 
 
 def test_a_list_under_a_key(tmp_path: Path) -> None:
-    data = {"meta": {"records": [1], "x": "}]"}, "n": 3, 're"cords\\': ROWS, "after": [{"id": "no", "text": "no"}]}
+    data = {
+        "meta": {"records": [1], "x": "}]"},
+        "n": 3,
+        're"cords\\': ROWS,
+        "after": [{"id": "no", "text": "no"}],
+    }
     path = put(tmp_path / "a.json", json.dumps(data, indent=1))
     documents, rejects = read(path, records_field='re"cords\\')
     assert pairs(documents) == PAIRS
     assert rejects == []
-    for wrong, words in (("gone", "has no key 'gone'"), ("meta", "'meta' holds no list"), ("n", "'n' holds no list")):
+    for wrong, words in (
+        ("gone", "has no key 'gone'"),
+        ("meta", "'meta' holds no list"),
+        ("n", "'n' holds no list"),
+    ):
         with pytest.raises(SourceError, match=words):
             read(path, records_field=wrong)
 
@@ -76,10 +95,18 @@ def test_a_plain_list_needs_no_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        "3", "null", '"x"', "[1]", '{"id":"x","text":null}', '{"id":"x" "text":"x"}', "NaN", "nonsense", "{} {}",
+        "3",
+        "null",
+        '"x"',
+        "[1]",
+        '{"id":"x","text":null}',
+        '{"id":"x" "text":"x"}',
+        "NaN",
+        "nonsense",
+        "{} {}",
         '{"id":"x","text":"a\nb"}',
     ],
-)  # fmt: skip
+)
 def test_a_bad_element_is_one_reject(tmp_path: Path, bad: str) -> None:
     parts = [json.dumps(row) for row in ROWS]
     documents, rejects = read(put(tmp_path / "a.json", f"[{parts[0]}, {bad} ,{parts[1]}]"))
@@ -118,12 +145,23 @@ def test_what_follows_the_list_is_told(tmp_path: Path, tail: str) -> None:
 @pytest.mark.parametrize("form", ["list", "key", "lines"])
 @pytest.mark.parametrize("compression", ["", ".gz"])
 def test_truncated_at_every_length(tmp_path: Path, form: str, compression: str) -> None:
-    plain = {"list": json.dumps(ROWS).encode(), "key": json.dumps({"a": 1, "r": ROWS}).encode()[:-1], "lines": json_lines(ROWS)}[form]
+    plain = {
+        "list": json.dumps(ROWS).encode(),
+        "key": json.dumps({"a": 1, "r": ROWS}).encode()[:-1],
+        "lines": json_lines(ROWS),
+    }[form]
     data = packed(plain, compression)
-    ends = [match + 1 for match in range(len(plain)) if plain[: match + 1].endswith(b'"}]}}')] if compression == "" else []
+    ends = (
+        [match + 1 for match in range(len(plain)) if plain[: match + 1].endswith(b'"}]}}')]
+        if compression == ""
+        else []
+    )
     for length in range(1, len(data)):
         try:
-            documents, rejects = read(put(tmp_path / f"a.json{compression}", data[:length]), records_field="r" if form == "key" else None)
+            documents, rejects = read(
+                put(tmp_path / f"a.json{compression}", data[:length]),
+                records_field="r" if form == "key" else None,
+            )
         except SourceError:
             assert form == "key"
             continue

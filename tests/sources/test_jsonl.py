@@ -41,7 +41,13 @@ def test_what_only_looks_like_a_line_end_is_content(tmp_path: Path) -> None:
 
 
 def test_marks_line_ends_blank_lines_and_no_final_newline(tmp_path: Path) -> None:
-    path = lines(tmp_path, b'\xef\xbb\xbf{"id":1,"text":"a"}\r\n', b"\r\n \t\n", b'  {"id":2,"text":"b\\r\\n"}\n', b'{"id":3,"text":"c"}')
+    path = lines(
+        tmp_path,
+        b'\xef\xbb\xbf{"id":1,"text":"a"}\r\n',
+        b"\r\n \t\n",
+        b'  {"id":2,"text":"b\\r\\n"}\n',
+        b'{"id":3,"text":"c"}',
+    )
     documents, rejects = read(path)
     assert pairs(documents) == [("1", "a"), ("2", "b\r\n"), ("3", "c")]
     assert [document.origin.line for document in documents] == [1, 4, 5]
@@ -49,7 +55,13 @@ def test_marks_line_ends_blank_lines_and_no_final_newline(tmp_path: Path) -> Non
 
 
 def test_zero_bytes(tmp_path: Path) -> None:
-    path = lines(tmp_path, b'{"id":1,"text":"a\\u0000b"}\n', b'{"id":2,"text":"a\0b"}\n', bytes(5000) + b"\n", b'{"id":3,"text":"c"}\n')
+    path = lines(
+        tmp_path,
+        b'{"id":1,"text":"a\\u0000b"}\n',
+        b'{"id":2,"text":"a\0b"}\n',
+        bytes(5000) + b"\n",
+        b'{"id":3,"text":"c"}\n',
+    )
     documents, rejects = read(path)
     assert pairs(documents) == [("1", "a\0b"), ("3", "c")]
     assert [reject.origin.line for reject in rejects] == [2, 3]
@@ -62,14 +74,32 @@ def test_lone_surrogates_are_accepted_and_encodable(tmp_path: Path) -> None:
 
 
 def test_other_columns_break_nothing(tmp_path: Path) -> None:
-    odd = [b"NaN", b"-Infinity", b"1e999", b"9" * 5000, b'{"a":[1,{}]}', b'"2024-01-01"', b"null", b'"\\ud800"']
-    path = lines(tmp_path, *(b'{"id":%d,"text":"t","x":%s}\n' % (number, value) for number, value in enumerate(odd)))
+    odd = [
+        b"NaN",
+        b"-Infinity",
+        b"1e999",
+        b"9" * 5000,
+        b'{"a":[1,{}]}',
+        b'"2024-01-01"',
+        b"null",
+        b'"\\ud800"',
+    ]
+    path = lines(
+        tmp_path, *(b'{"id":%d,"text":"t","x":%s}\n' % (number, value) for number, value in enumerate(odd))
+    )
     assert len(read(path)[0]) == len(odd)
     documents, rejects = read(path, ["x"])
     assert rejects == []
     assert [document.fields["x"] for document in documents] == [
-        None, float("-inf"), float("inf"), "9" * 5000, '{"a": [1, {}]}', "2024-01-01", None, "\ufffd",
-    ]  # fmt: skip
+        None,
+        float("-inf"),
+        float("inf"),
+        "9" * 5000,
+        '{"a": [1, {}]}',
+        "2024-01-01",
+        None,
+        "\ufffd",
+    ]
 
 
 def test_an_integer_id_of_any_length(tmp_path: Path) -> None:
@@ -83,7 +113,12 @@ def test_other_names_of_id_and_text(tmp_path: Path) -> None:
 
 def test_a_line_of_fifty_megabytes_does_not_stall(tmp_path: Path) -> None:
     text = 'a\n"b" ' * 8_400_000
-    path = lines(tmp_path, b'{"id":1,"text":"before"}\n', json_lines([{"id": 2, "text": text}]), b'{"id":3,"text":"after"}\n')
+    path = lines(
+        tmp_path,
+        b'{"id":1,"text":"before"}\n',
+        json_lines([{"id": 2, "text": text}]),
+        b'{"id":3,"text":"after"}\n',
+    )
     started = time.monotonic()
     documents, rejects = read(path)
     assert time.monotonic() - started < 20

@@ -22,7 +22,11 @@ def write(path: Path, columns: dict[str, Any], **settings: Any) -> Path:
 
 def test_rows_in_order_over_row_groups(tmp_path: Path) -> None:
     ids = list(range(1000))
-    path = write(tmp_path / "a.parquet", {"id": ids, "text": [f"é\0{number}" for number in ids], "x": [[1]] * 1000}, row_group_size=150)
+    path = write(
+        tmp_path / "a.parquet",
+        {"id": ids, "text": [f"é\0{number}" for number in ids], "x": [[1]] * 1000},
+        row_group_size=150,
+    )
     documents, rejects = read(path)
     assert rejects == []
     assert pairs(documents) == [(str(number), f"é\0{number}") for number in ids]
@@ -38,7 +42,10 @@ def test_rows_in_order_over_row_groups(tmp_path: Path) -> None:
     ],
 )
 def test_kinds_of_strings(tmp_path: Path, text: Any) -> None:
-    assert pairs(read(write(tmp_path / "a.parquet", {"id": ["1", "2"], "text": text}))[0]) == [("1", "a"), ("2", "b")]
+    assert pairs(read(write(tmp_path / "a.parquet", {"id": ["1", "2"], "text": text}))[0]) == [
+        ("1", "a"),
+        ("2", "b"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -62,13 +69,27 @@ def test_kinds_of_ids(tmp_path: Path, column: Any, ids: list[str]) -> None:
 def test_kinds_of_fields(tmp_path: Path) -> None:
     moment = datetime.datetime(2024, 5, 6, 7, 8, 9, tzinfo=datetime.UTC)
     columns = {
-        "id": ["1"], "text": ["t"], "when": [moment], "day": [moment.date()], "nan": [float("nan")], "price": [decimal.Decimal("1.50")],
-        "nested": [{"a": [1, None]}], "far": pa.array([2**60], pa.timestamp("ms")), "nano": pa.array([1], pa.timestamp("ns")),
-    }  # fmt: skip
-    documents, rejects = read(write(tmp_path / "a.parquet", columns), [name for name in columns if name not in ("id", "text")])
+        "id": ["1"],
+        "text": ["t"],
+        "when": [moment],
+        "day": [moment.date()],
+        "nan": [float("nan")],
+        "price": [decimal.Decimal("1.50")],
+        "nested": [{"a": [1, None]}],
+        "far": pa.array([2**60], pa.timestamp("ms")),
+        "nano": pa.array([1], pa.timestamp("ns")),
+    }
+    documents, rejects = read(
+        write(tmp_path / "a.parquet", columns), [name for name in columns if name not in ("id", "text")]
+    )
     fields = documents[0].fields
     assert rejects == []
-    assert (fields["day"], fields["nan"], fields["price"], fields["nested"]) == ("2024-05-06", None, "1.50", '{"a": [1, null]}')
+    assert (fields["day"], fields["nan"], fields["price"], fields["nested"]) == (
+        "2024-05-06",
+        None,
+        "1.50",
+        '{"a": [1, null]}',
+    )
     assert str(fields["when"]).startswith("2024-05-06T07:08:09")
     assert str(fields["nano"]).startswith("1970-01-01T00:00:00.000000001")
     assert isinstance(fields["far"], str)
@@ -84,17 +105,24 @@ def test_bad_bytes_in_a_string_column_cost_their_row(tmp_path: Path) -> None:
 
 def test_a_missing_or_doubled_column_is_the_files_reject(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", {"id": ["1"], "body": ["t"]})
-    pq.write_table(pa.Table.from_arrays([pa.array(["1"])] * 3, ["id", "text", "text"]), tmp_path / "b.parquet")
+    pq.write_table(
+        pa.Table.from_arrays([pa.array(["1"])] * 3, ["id", "text", "text"]), tmp_path / "b.parquet"
+    )
     write(tmp_path / "c.parquet", {"id": ["1"], "text": ["t"]})
     documents, rejects = read(tmp_path, ["absent"])
     assert [dict(document.fields) for document in documents] == [{}]
-    assert ["'text' (columns: 'id', 'body')" in rejects[0].reason, "more than one column 'text'" in rejects[1].reason] == [True, True]
+    assert [
+        "'text' (columns: 'id', 'body')" in rejects[0].reason,
+        "more than one column 'text'" in rejects[1].reason,
+    ] == [True, True]
 
 
 @pytest.mark.parametrize("keep", [0, 3, 100, -1])
 def test_a_truncated_file_is_one_reject(tmp_path: Path, keep: int) -> None:
     data = write(tmp_path / "whole", {"id": ["1"] * 500, "text": ["t"] * 500}).read_bytes()
-    documents, rejects = read(put(tmp_path / "a.parquet", data[:keep] if keep >= 0 else data[: len(data) - 5]))
+    documents, rejects = read(
+        put(tmp_path / "a.parquet", data[:keep] if keep >= 0 else data[: len(data) - 5])
+    )
     assert documents == []
     assert len(rejects) == 1
     assert "not a readable Parquet file" in rejects[0].reason
@@ -104,9 +132,15 @@ def test_a_damaged_page_gives_the_rows_before_it_and_the_other_row_groups(tmp_pa
     ids = [f"{number:06}" for number in range(3000)]
     texts = [f"{number * 7919 % 100003:06}" for number in range(3000)]
     path = write(
-        tmp_path / "a.parquet", {"id": ids, "text": texts}, row_group_size=1000, data_page_size=1024, write_batch_size=50,
-        use_dictionary=False, compression="snappy", write_page_checksum=False,
-    )  # fmt: skip
+        tmp_path / "a.parquet",
+        {"id": ids, "text": texts},
+        row_group_size=1000,
+        data_page_size=1024,
+        write_batch_size=50,
+        use_dictionary=False,
+        compression="snappy",
+        write_page_checksum=False,
+    )
     column = pq.ParquetFile(path).metadata.row_group(1).column(1)
     at = column.data_page_offset + column.total_compressed_size * 6 // 10
     data = bytearray(path.read_bytes())

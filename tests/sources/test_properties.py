@@ -1,4 +1,6 @@
-"""Any rows come back exactly; any bytes end in documents, rejects or one SourceError, and good rows before a fault are never lost."""
+"""Any rows come back exactly; any bytes end in documents, rejects or one SourceError, and good rows before a
+fault are never lost.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,27 @@ rows = st.lists(st.tuples(words.filter(bool), words), min_size=1, max_size=12)
 # Bytes that mean something to a reader come more often than chance would have it.
 pieces = st.sampled_from(
     [
-        b'"', b",", b"\n", b"\r", b"{", b"}", b"[", b"]", b":", b"\\", b"\0", b"\xff", b"\xef\xbb\xbf", b"\xff\xfe", b"\xe9",
-        b'{"id":"a","text":"b"}', b"id,text", b'"id"', b'""',
+        b'"',
+        b",",
+        b"\n",
+        b"\r",
+        b"{",
+        b"}",
+        b"[",
+        b"]",
+        b":",
+        b"\\",
+        b"\0",
+        b"\xff",
+        b"\xef\xbb\xbf",
+        b"\xff\xfe",
+        b"\xe9",
+        b'{"id":"a","text":"b"}',
+        b"id,text",
+        b'"id"',
+        b'""',
     ]
-)  # fmt: skip
+)
 junk = st.one_of(st.binary(max_size=60), st.lists(pieces, max_size=20).map(b"".join))
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -40,7 +59,9 @@ def as_jsonl(data: Rows) -> bytes:
 
 
 def as_json(data: Rows) -> bytes:
-    return json.dumps([{"id": identity, "text": text} for identity, text in data], ensure_ascii=False).encode()
+    return json.dumps(
+        [{"id": identity, "text": text} for identity, text in data], ensure_ascii=False
+    ).encode()
 
 
 def as_table(delimiter: str) -> Callable[[Rows], bytes]:
@@ -55,7 +76,11 @@ def as_table(delimiter: str) -> Callable[[Rows], bytes]:
 
 def as_parquet(data: Rows) -> bytes:
     out = io.BytesIO()
-    pq.write_table(pa.table({"id": [identity for identity, _ in data], "text": [text for _, text in data]}), out, row_group_size=5)
+    pq.write_table(
+        pa.table({"id": [identity for identity, _ in data], "text": [text for _, text in data]}),
+        out,
+        row_group_size=5,
+    )
     return out.getvalue()
 
 
@@ -73,10 +98,15 @@ def read_bytes(name: str, data: bytes, **further: Any) -> tuple[Rows, int]:
 
 
 WRITERS: dict[str, Callable[[Rows], bytes]] = {
-    "a.jsonl": as_jsonl, "a.json": as_json, "a.csv": as_table(","), "a.tsv": as_table("\t"), "a.parquet": as_parquet,
-    "a.jsonl.gz": lambda data: packed(as_jsonl(data), ".gz"), "a.csv.gz": lambda data: packed(as_table(",")(data), ".gz"),
+    "a.jsonl": as_jsonl,
+    "a.json": as_json,
+    "a.csv": as_table(","),
+    "a.tsv": as_table("\t"),
+    "a.parquet": as_parquet,
+    "a.jsonl.gz": lambda data: packed(as_jsonl(data), ".gz"),
+    "a.csv.gz": lambda data: packed(as_table(",")(data), ".gz"),
     "a.json.zst": lambda data: packed(as_json(data), ".zst"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", WRITERS)
@@ -86,7 +116,10 @@ def test_rows_come_back_exactly(name: str, data: Rows) -> None:
     assert read_bytes(name, WRITERS[name](data)) == (data, 0)
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.tsv", "a.txt", "a.parquet", "a.jsonl.gz", "a.csv.zst", "a.json.gz"])
+@pytest.mark.parametrize(
+    "name",
+    ["a.jsonl", "a.json", "a.csv", "a.tsv", "a.txt", "a.parquet", "a.jsonl.gz", "a.csv.zst", "a.json.gz"],
+)
 @given(data=junk)
 @settings(quick, max_examples=150)
 def test_any_bytes_are_read_without_an_error(name: str, data: bytes) -> None:

@@ -21,7 +21,16 @@ def convert(*fields: str, **values: Any) -> Document | Reject:
 
 @pytest.mark.parametrize(
     ("value", "identity"),
-    [("a", "a"), (" ", " "), ("007", "007"), (7, "7"), (-3, "-3"), (2**70, str(2**70)), (decimal.Decimal(5), "5"), ("\ud800x", "\ufffdx")],
+    [
+        ("a", "a"),
+        (" ", " "),
+        ("007", "007"),
+        (7, "7"),
+        (-3, "-3"),
+        (2**70, str(2**70)),
+        (decimal.Decimal(5), "5"),
+        ("\ud800x", "\ufffdx"),
+    ],
 )
 def test_strings_and_integers_are_ids(value: object, identity: str) -> None:
     document = convert(id=value, text="t")
@@ -32,10 +41,18 @@ def test_strings_and_integers_are_ids(value: object, identity: str) -> None:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (True, "a boolean"), (1.0, "a number"), (None, "null"), ([1], "a list"), ({"a": 1}, "an object"), ("", "empty"),
-        (b"x", "bytes"), (decimal.Decimal("1.5"), "a number"), (Unreadable("worn out"), "worn out"), (decimal.Decimal("NaN"), "a number"),
+        (True, "a boolean"),
+        (1.0, "a number"),
+        (None, "null"),
+        ([1], "a list"),
+        ({"a": 1}, "an object"),
+        ("", "empty"),
+        (b"x", "bytes"),
+        (decimal.Decimal("1.5"), "a number"),
+        (Unreadable("worn out"), "worn out"),
+        (decimal.Decimal("NaN"), "a number"),
     ],
-)  # fmt: skip
+)
 def test_nothing_else_is_an_id(value: object, words: str) -> None:
     rejected = convert(id=value, text="t")
     assert isinstance(rejected, Reject)
@@ -50,7 +67,8 @@ def test_a_row_number_is_no_identity() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "words"), [(None, "null"), (3, "a number"), (["t"], "a list"), (b"t", "bytes"), (Unreadable("x"), "unreadable")]
+    ("value", "words"),
+    [(None, "null"), (3, "a number"), (["t"], "a list"), (b"t", "bytes"), (Unreadable("x"), "unreadable")],
 )
 def test_a_text_is_a_string(value: object, words: str) -> None:
     rejected = convert(id="a", text=value)
@@ -79,13 +97,23 @@ def test_lone_surrogates_never_reach_an_encoder() -> None:
 @pytest.mark.parametrize(
     ("value", "field"),
     [
-        (None, None), (True, True), (3, 3), (2.5, 2.5), (float("nan"), None), ("x", "x"),
-        ([1, {"a": None}], '[1, {"a": null}]'), ({"a": [float("nan")]}, '{"a": [null]}'), (("é",), '["é"]'),
+        (None, None),
+        (True, True),
+        (3, 3),
+        (2.5, 2.5),
+        (float("nan"), None),
+        ("x", "x"),
+        ([1, {"a": None}], '[1, {"a": null}]'),
+        ({"a": [float("nan")]}, '{"a": [null]}'),
+        (("é",), '["é"]'),
         (datetime.datetime(2024, 5, 6, 7, 8, tzinfo=datetime.UTC), "2024-05-06T07:08:00+00:00"),
-        (datetime.date(2024, 5, 6), "2024-05-06"), (datetime.time(7, 8), "07:08:00"),
-        (decimal.Decimal("1.50"), "1.50"), (b"a\xff", "a\\xff"), ([datetime.date(2024, 5, 6)], '["2024-05-06"]'),
+        (datetime.date(2024, 5, 6), "2024-05-06"),
+        (datetime.time(7, 8), "07:08:00"),
+        (decimal.Decimal("1.50"), "1.50"),
+        (b"a\xff", "a\\xff"),
+        ([datetime.date(2024, 5, 6)], '["2024-05-06"]'),
     ],
-)  # fmt: skip
+)
 def test_fields_become_plain_values(value: object, field: object) -> None:
     found = plain(value)
     assert found == field

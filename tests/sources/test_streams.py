@@ -31,10 +31,16 @@ def unpack(path: Path, compression: str) -> tuple[bytes, str]:
 
 
 @pytest.mark.parametrize("compression", [".gz", ".zst"])
-def test_truncated_at_every_length_gives_all_rows_before_and_one_reject(tmp_path: Path, compression: str) -> None:
+def test_truncated_at_every_length_gives_all_rows_before_and_one_reject(
+    tmp_path: Path, compression: str
+) -> None:
     # Three members or frames, so that rows come through before the end.
     data = b"".join(packed(json_lines(ROWS[at : at + 14]), compression) for at in range(0, len(ROWS), 14))
-    ends = {len(packed(json_lines(ROWS[:14]), compression)), len(data) - len(packed(json_lines(ROWS[28:]), compression)), len(data)}
+    ends = {
+        len(packed(json_lines(ROWS[:14]), compression)),
+        len(data) - len(packed(json_lines(ROWS[28:]), compression)),
+        len(data),
+    }
     before = 0
     for length in range(len(data) + 1):
         documents, rejects = read(put(tmp_path / f"a.jsonl{compression}", data[:length]))
@@ -86,10 +92,15 @@ def test_a_bomb_comes_in_blocks(tmp_path: Path, compression: str) -> None:
 def test_zstandard_without_a_size_and_with_several_frames(tmp_path: Path) -> None:
     stream = zstandard.ZstdCompressor().compressobj()
     first = stream.compress(json_lines(ROWS)) + stream.flush()
-    assert unpack(put(tmp_path / "a.zst", first + packed(b"end", ".zst")), "zst") == (json_lines(ROWS) + b"end", "")
+    assert unpack(put(tmp_path / "a.zst", first + packed(b"end", ".zst")), "zst") == (
+        json_lines(ROWS) + b"end",
+        "",
+    )
 
 
-@given(data=st.binary(max_size=200), cuts=st.lists(st.integers(0, 200), max_size=5), any_newline=st.booleans())
+@given(
+    data=st.binary(max_size=200), cuts=st.lists(st.integers(0, 200), max_size=5), any_newline=st.booleans()
+)
 def test_lines_do_not_depend_on_blocks(data: bytes, cuts: list[int], any_newline: bool) -> None:
     places = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
     blocks = [data[start:end] for start, end in pairwise(places)]
@@ -97,13 +108,21 @@ def test_lines_do_not_depend_on_blocks(data: bytes, cuts: list[int], any_newline
     assert lines == list(read_lines(iter([data]), any_newline=any_newline))
     assert b"".join(line.data for line in lines) == data.removeprefix(b"\xef\xbb\xbf")
     ends = b"\r\n" if any_newline else b"\n"
-    assert not any(line.data.rstrip(ends).strip(ends) != line.data.rstrip(ends) for line in lines if b"\n\r" not in line.data)
+    assert not any(
+        line.data.rstrip(ends).strip(ends) != line.data.rstrip(ends)
+        for line in lines
+        if b"\n\r" not in line.data
+    )
     assert [line.number for line in lines] == list(range(1, len(lines) + 1))
 
 
 def test_a_line_over_the_limit_is_marked_and_the_next_one_is_read() -> None:
     lines = list(read_lines(iter([b"ok\n", b"x" * 40, b"x" * 80, b"x\nnext\n"]), limit_bytes=100))
-    assert [(line.number, line.offset, line.too_long) for line in lines] == [(1, 0, False), (2, 3, True), (3, 125, False)]
+    assert [(line.number, line.offset, line.too_long) for line in lines] == [
+        (1, 0, False),
+        (2, 3, True),
+        (3, 125, False),
+    ]
     assert lines[1].data == b"x" * 40
 
 
@@ -142,7 +161,9 @@ def test_wide_encodings_are_refused_with_a_remedy(tmp_path: Path, ending: str, e
         ("Привет, мир и все остальные", "cp1251", "an older encoding"),
     ],
 )
-def test_the_guess_names_the_encoding_and_the_byte(tmp_path: Path, text: str, encoding: str, words: str) -> None:
+def test_the_guess_names_the_encoding_and_the_byte(
+    tmp_path: Path, text: str, encoding: str, words: str
+) -> None:
     path = put(tmp_path / "it's.txt", b"abc\n" + text.encode(encoding))
     documents, rejects = read(path)
     assert documents == []

@@ -11,9 +11,14 @@ import pytest
 from tests.sources.reading import packed, pairs, put, read
 
 ROWS = [
-    ["1", "plain"], ["2", 'quo"te, and\ncomma'], ["3", "a\r\nb\rc"], ["4", ""], ["5", "nul\0 \u2028 \x85 é"], ["6", " spaces "],
+    ["1", "plain"],
+    ["2", 'quo"te, and\ncomma'],
+    ["3", "a\r\nb\rc"],
+    ["4", ""],
+    ["5", "nul\0 \u2028 \x85 é"],
+    ["6", " spaces "],
     ["7", "last"],
-]  # fmt: skip
+]
 
 
 def written(rows: list[list[str]], header: tuple[str, ...] = ("id", "text"), **dialect: str) -> bytes:
@@ -24,13 +29,19 @@ def written(rows: list[list[str]], header: tuple[str, ...] = ("id", "text"), **d
     return out.getvalue().encode()
 
 
-@pytest.mark.parametrize(("ending", "delimiter"), [(".csv", ","), (".tsv", "\t"), (".csv", ";"), (".csv", "|"), (".csv", "\t")])
+@pytest.mark.parametrize(
+    ("ending", "delimiter"), [(".csv", ","), (".tsv", "\t"), (".csv", ";"), (".csv", "|"), (".csv", "\t")]
+)
 @pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r"])
 @pytest.mark.parametrize("compression", ["", ".gz", ".zst"])
 @pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
-def test_exact_cells(tmp_path: Path, ending: str, delimiter: str, line_end: str, compression: str, mark: bytes) -> None:
+def test_exact_cells(
+    tmp_path: Path, ending: str, delimiter: str, line_end: str, compression: str, mark: bytes
+) -> None:
     data = mark + written(ROWS, delimiter=delimiter, lineterminator=line_end)
-    documents, rejects = read(put(tmp_path / f"a{ending}{compression}", packed(data.removesuffix(line_end.encode()), compression)))
+    documents, rejects = read(
+        put(tmp_path / f"a{ending}{compression}", packed(data.removesuffix(line_end.encode()), compression))
+    )
     assert rejects == []
     assert pairs(documents) == [(identity, text) for identity, text in ROWS]
     assert all(data[document.origin.offset or 0 :].startswith(document.id.encode()) for document in documents)
@@ -50,7 +61,9 @@ def test_further_fields_and_names(tmp_path: Path) -> None:
 def test_a_row_of_another_width_is_a_reject(tmp_path: Path, row: str) -> None:
     documents, rejects = read(put(tmp_path / "a.csv", f"id,text\n1,a\n{row}\n\n3,c\n"))
     assert pairs(documents) == [("1", "a"), ("3", "c")]
-    assert [(reject.origin.line, reject.origin.offset, reject.excerpt) for reject in rejects] == [(3, 12, row)]
+    assert [(reject.origin.line, reject.origin.offset, reject.excerpt) for reject in rejects] == [
+        (3, 12, row)
+    ]
     assert "cells" in rejects[0].reason
 
 
@@ -116,7 +129,9 @@ def test_nothing_is_made_of_the_lines_of_a_broken_cell(tmp_path: Path, broken: s
 
 def test_after_broken_quoting_every_line_is_accounted_for(tmp_path: Path) -> None:
     rows = "".join(f"{number},plain\n" for number in range(10, 20))
-    documents, rejects = read(put(tmp_path / "a.csv", f'id,text\n1,a\n2,"never closed\n{rows}20,"quoted, again"\n21,plain\n'))
+    documents, rejects = read(
+        put(tmp_path / "a.csv", f'id,text\n1,a\n2,"never closed\n{rows}20,"quoted, again"\n21,plain\n')
+    )
     assert pairs(documents) == [("1", "a"), ("20", "quoted, again"), ("21", "plain")]
     assert len(rejects) == 11
     assert "broken" in rejects[0].reason

@@ -35,7 +35,10 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     put(folder / "gz/a.jsonl.gz", packed(lines(), ".gz"))
     put(folder / "zst/a.jsonl.zst", packed(lines(), ".zst"))
     put(folder / "json/a.json", b"[" + lines().rstrip().replace(b"}\n", b"},\n") + b"]")
-    put(folder / "csv/a.csv", "id,text\n" + "".join(f'{number},"{text}"\n' for number, text in enumerate(texts)))
+    put(
+        folder / "csv/a.csv",
+        "id,text\n" + "".join(f'{number},"{text}"\n' for number, text in enumerate(texts)),
+    )
     (folder / "parquet").mkdir()
     table = pa.table({"id": list(range(COUNT)), "text": texts})
     pq.write_table(table, folder / "parquet/a.parquet")
@@ -65,11 +68,14 @@ def test_memory_is_flat(large: Path, form: str) -> None:
 @pytest.mark.parametrize("form", ["jsonl", "gz", "zst", "json", "csv", "parquet", "saved", "text", "hub"])
 def test_the_process_ends_promptly_after_a_partial_read(large: Path, form: str) -> None:
     program = (
-        "import sys\nfrom itertools import islice\nfrom pipeline.config import SourceConfig\nfrom pipeline.sources import read_source\n"
+        "import sys\nfrom itertools import islice\nfrom pipeline.config import SourceConfig\nfrom "
+        "pipeline.sources import read_source\n"
         "config = SourceConfig(path=sys.argv[1])\nrows = read_source(config)\n"
         "if sys.argv[2] == 'hub':\n"
-        "    import datasets\n    from pipeline.sources.hub import stream_rows\n    from pipeline.sources.rows import wanted\n"
-        "    dataset = datasets.load_dataset('parquet', data_files=sys.argv[1] + '/a.parquet', split='train', streaming=True)\n"
+        "    import datasets\n    from pipeline.sources.hub import stream_rows\n    from "
+        "pipeline.sources.rows import wanted\n"
+        "    dataset = datasets.load_dataset('parquet', data_files=sys.argv[1] + '/a.parquet', "
+        "split='train', streaming=True)\n"
         "    rows = stream_rows(dataset, 'x', wanted(config, ()))\n"
         "print(len(list(islice(rows, 3))))\n"
     )
@@ -110,12 +116,23 @@ def test_a_folder_of_everything_keeps_going(tmp_path: Path) -> None:
 
 def test_the_order_is_the_same_every_time(tmp_path: Path) -> None:
     for name in ("b", "a", "c/a", "c/b"):
-        put(tmp_path / f"{name}.jsonl", json_lines([{"id": f"{name}{number}", "text": "t"} for number in range(3)]))
+        put(
+            tmp_path / f"{name}.jsonl",
+            json_lines([{"id": f"{name}{number}", "text": "t"} for number in range(3)]),
+        )
     first = pairs(read(tmp_path)[0])
     assert first == pairs(read(tmp_path)[0])
-    assert [identity for identity, _ in first] == [f"{name}{number}" for name in ("a", "b", "c/a", "c/b") for number in range(3)]
+    assert [identity for identity, _ in first] == [
+        f"{name}{number}" for name in ("a", "b", "c/a", "c/b") for number in range(3)
+    ]
 
 
 def test_importing_sources_is_light() -> None:
-    program = "import sys, pipeline.sources\nprint(sorted({'torch', 'pyarrow', 'datasets', 'fsspec', 'zstandard'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout == "[]\n"
+    program = (
+        "import sys, pipeline.sources\nprint(sorted({'torch', 'pyarrow', 'datasets', 'fsspec', "
+        "'zstandard'} & set(sys.modules)))"
+    )
+    assert (
+        subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+        == "[]\n"
+    )

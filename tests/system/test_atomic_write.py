@@ -43,13 +43,17 @@ def test_a_failure_leaves_the_old_content_and_nothing_else(tmp_path: Path) -> No
     assert _names(tmp_path) == {"report.md"}
 
 
-def test_bytes_then_name_then_folder_reach_the_disk_in_this_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bytes_then_name_then_folder_reach_the_disk_in_this_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls: list[str] = []
     sync, replace = os.fsync, os.replace
 
     def fsync(number: int) -> None:
         place = Path(f"/proc/self/fd/{number}").readlink()
-        calls.append("sync folder" if place.is_dir() else f"sync {place.stat().st_size} bytes of {place.suffix}")
+        calls.append(
+            "sync folder" if place.is_dir() else f"sync {place.stat().st_size} bytes of {place.suffix}"
+        )
         sync(number)
 
     def rename(source: Any, target: Any, **more: Any) -> None:
@@ -92,7 +96,11 @@ def test_longest_possible_name(tmp_path: Path) -> None:
 
 def test_a_full_disk_stops_early(tmp_path: Path) -> None:
     command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(tmp_path)]
-    if shutil.which("mount") is None or os.geteuid() != 0 or subprocess.run(command, check=False, capture_output=True).returncode != 0:
+    if (
+        shutil.which("mount") is None
+        or os.geteuid() != 0
+        or subprocess.run(command, check=False, capture_output=True).returncode != 0
+    ):
         pytest.skip("a small file system can only be mounted by root")
 
     def fill() -> None:

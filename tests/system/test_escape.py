@@ -1,4 +1,6 @@
-"""Untrusted text in a report, judged by a real Markdown parser: what was put in comes out as text, and as nothing else."""
+"""Untrusted text in a report, judged by a real Markdown parser: what was put in comes out as text, and as
+nothing else.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,68 @@ from pipeline.system.escape import escape, fold
 _PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 _JOINER = "\u2060"
 _TRICKS = (
-    "[a](http://x.y)", "![i](x.png)", "<script>alert(1)</script>", "<img src=x onerror=y>", "| a | b |", "\n| - | - |\n", "# h",
-    "\n# h\n", "\nh\n===\n", "\nh\n---\n", "`code`", "```\nblock\n```", "~~~", "* * *", "- item", "1. item", "> quote", "**b**",
-    "_i_", "__b__", "~~s~~", "http://evil.example", "https://evil.example", "www.evil.example", "a@evil.example", "<http://x.y>",
-    "<a@b.c>", "[x]: http://y", "[x]", "&lt;", "&#42;", "\\", "\\`", "\\|", "mailto:a@b.c", "javascript:alert(1)", "\t",
-    "    code", "\r\n", "\u2028", "\u202e", "\x00", "\ud800", "$x$", "a_b_c", "a__b", "+ x", "- [ ] todo", "2) x", "</td></tr>",
-    "<!--", "]]>", "<?", "ftp://x", "WWW.evil.example", "\ufeff", "=", "---",
-)  # fmt: skip
-_texts = st.one_of(st.text(), st.lists(st.one_of(st.sampled_from(_TRICKS), st.text(max_size=3)), max_size=8).map("".join))
+    "[a](http://x.y)",
+    "![i](x.png)",
+    "<script>alert(1)</script>",
+    "<img src=x onerror=y>",
+    "| a | b |",
+    "\n| - | - |\n",
+    "# h",
+    "\n# h\n",
+    "\nh\n===\n",
+    "\nh\n---\n",
+    "`code`",
+    "```\nblock\n```",
+    "~~~",
+    "* * *",
+    "- item",
+    "1. item",
+    "> quote",
+    "**b**",
+    "_i_",
+    "__b__",
+    "~~s~~",
+    "http://evil.example",
+    "https://evil.example",
+    "www.evil.example",
+    "a@evil.example",
+    "<http://x.y>",
+    "<a@b.c>",
+    "[x]: http://y",
+    "[x]",
+    "&lt;",
+    "&#42;",
+    "\\",
+    "\\`",
+    "\\|",
+    "mailto:a@b.c",
+    "javascript:alert(1)",
+    "\t",
+    "    code",
+    "\r\n",
+    "\u2028",
+    "\u202e",
+    "\x00",
+    "\ud800",
+    "$x$",
+    "a_b_c",
+    "a__b",
+    "+ x",
+    "- [ ] todo",
+    "2) x",
+    "</td></tr>",
+    "<!--",
+    "]]>",
+    "<?",
+    "ftp://x",
+    "WWW.evil.example",
+    "\ufeff",
+    "=",
+    "---",
+)
+_texts = st.one_of(
+    st.text(), st.lists(st.one_of(st.sampled_from(_TRICKS), st.text(max_size=3)), max_size=8).map("".join)
+)
 
 
 def _flat(tokens: list[Token]) -> Iterator[Token]:
@@ -36,20 +92,29 @@ def _rendered(markdown: str, allowed: set[str]) -> list[str]:
     """The text of each inline run; fails when there is any other token than those allowed."""
     tokens = _PARSER.parse(markdown)
     assert {token.type for token in _flat(tokens)} <= allowed | {"inline", "text", "text_special"}
-    return ["".join(child.content for child in token.children or []) for token in tokens if token.type == "inline"]
+    return [
+        "".join(child.content for child in token.children or []) for token in tokens if token.type == "inline"
+    ]
 
 
 @given(_texts)
 def test_a_cell_stays_a_cell_and_shows_the_text(text: str) -> None:
-    table = {f"{name}_{end}" for name in ("table", "thead", "tbody", "tr", "th", "td") for end in ("open", "close")}
+    table = {
+        f"{name}_{end}" for name in ("table", "thead", "tbody", "tr", "th", "td") for end in ("open", "close")
+    }
     shown = _rendered(f"| id | n |\n| --- | --- |\n| {escape(text, 10**6)} | 1 |\n", table)
     assert shown == ["id", "n", *_expected(text), "1"]
 
 
 @given(_texts)
 def test_an_item_stays_an_item(text: str) -> None:
-    items = {f"{name}_{end}" for name in ("bullet_list", "list_item", "paragraph") for end in ("open", "close")}
-    assert _rendered(f"- {escape(text, 10**6)}\n- next\n", items) == [*(text for text in _expected(text) if text), "next"]
+    items = {
+        f"{name}_{end}" for name in ("bullet_list", "list_item", "paragraph") for end in ("open", "close")
+    }
+    assert _rendered(f"- {escape(text, 10**6)}\n- next\n", items) == [
+        *(text for text in _expected(text) if text),
+        "next",
+    ]
 
 
 @given(_texts)
@@ -69,7 +134,9 @@ def test_nothing_that_renderers_take_for_markup_or_an_address(text: str) -> None
 def _expected(text: str) -> list[str]:
     """What a reader should see: the folded text, with joiners where an address was broken."""
     folded = fold(text, 10**6)
-    return [re.sub(r"(?i)@|:(?=//)|(?<=mailto):|(?<=xmpp):|(?<=www)\.", lambda found: _JOINER + found[0], folded)]
+    return [
+        re.sub(r"(?i)@|:(?=//)|(?<=mailto):|(?<=xmpp):|(?<=www)\.", lambda found: _JOINER + found[0], folded)
+    ]
 
 
 @given(st.text(), st.integers(2, 50))

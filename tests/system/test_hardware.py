@@ -1,4 +1,6 @@
-"""Machines: what is found here, what a container leaves, what is described in words, what is measured once and kept."""
+"""Machines: what is found here, what a container leaves, what is described in words, what is measured once
+and kept.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,11 @@ def test_this_machine_is_found(tmp_path: Path) -> None:
 
 def group(folder: Path, limit: str, used: int, stat: str, version: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    names = (
+        ("memory.max", "memory.current")
+        if version == 2
+        else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    )
     (folder / names[0]).write_text(f"{limit}\n")
     (folder / names[1]).write_text(f"{used}\n")
     (folder / "memory.stat").write_text(stat)
@@ -40,13 +46,20 @@ def test_a_second_version_group_limits_the_memory(tmp_path: Path) -> None:
     own.write_text("0::/a/b\n")
     group(tmp_path / "a" / "b", "max", 50 * 2**20, "anon 1\ninactive_file 0\n", 2)
     group(tmp_path / "a", str(200 * 2**20), 150 * 2**20, "anon 1\ninactive_file 30000000\n", 2)
-    assert available_ram_bytes(tmp_path, own) == 50 * 2**20 + 30_000_000  # the limit of the group above counts, its cache does not
+    # the limit of the group above counts, its cache does not
+    assert available_ram_bytes(tmp_path, own) == 50 * 2**20 + 30_000_000
 
 
 def test_a_first_version_group_limits_the_memory(tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.write_text("5:cpu,cpuacct:/x\n4:memory:/x/y\n")
-    group(tmp_path / "memory" / "x" / "y", str(100 * 2**20), 80 * 2**20, "inactive_file 0\ntotal_inactive_file 10000000\n", 1)
+    group(
+        tmp_path / "memory" / "x" / "y",
+        str(100 * 2**20),
+        80 * 2**20,
+        "inactive_file 0\ntotal_inactive_file 10000000\n",
+        1,
+    )
     assert available_ram_bytes(tmp_path, own) == 20 * 2**20 + 10_000_000
 
 
@@ -75,7 +88,12 @@ def test_links_are_as_fast_as_the_specification_says() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "sentence"), [("fast", "is not a PCI Express link"), ("9.0x16", "there is no PCI Express 9.0"), ("4.0x7", "lanes, not 7")]
+    ("text", "sentence"),
+    [
+        ("fast", "is not a PCI Express link"),
+        ("9.0x16", "there is no PCI Express 9.0"),
+        ("4.0x7", "lanes, not 7"),
+    ],
 )
 def test_wrong_links_are_explained(text: str, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
@@ -84,7 +102,12 @@ def test_wrong_links_are_explained(text: str, sentence: str) -> None:
 
 def test_a_machine_in_words() -> None:
     machine = described("24GiB", "64GiB", "4.0x16", cores=12)
-    assert (machine.gpu_bytes, machine.ram_bytes, machine.cores, machine.link) == ((24 * GIB,), 64 * GIB, 12, "PCIe 4.0 x16")
+    assert (machine.gpu_bytes, machine.ram_bytes, machine.cores, machine.link) == (
+        (24 * GIB,),
+        64 * GIB,
+        12,
+        "PCIe 4.0 x16",
+    )
     assert machine.rates.to_device_pinned_bytes_per_second == pytest.approx(25.2e9, rel=0.01)
     assert described("2x24GiB").gpu_bytes == (24 * GIB, 24 * GIB)
     assert described("24GiB,8GiB").vram_bytes == 32 * GIB
@@ -163,14 +186,14 @@ def test_rates_are_measured_once_and_kept(tmp_path: Path) -> None:
     assert (first.dequantize_weights_per_second is None) == bool(probe().gpu_bytes)
     assert (first.dequantize_weights_per_second or 1e12) > 1e7
     assert first.to_device_bytes_per_second is None or first.to_device_bytes_per_second > 0
-    assert (
-        measured_rates(tmp_path / "cache", tmp_path / "scratch", unpacking=unpacking_rate) == first
-    )  # a second measurement would differ in its last digits
+    # a second measurement would differ in its last digits
+    assert measured_rates(tmp_path / "cache", tmp_path / "scratch", unpacking=unpacking_rate) == first
     assert list((tmp_path / "scratch").iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", '{"format": 99, "machines": {}}', '{"format": 2, "machines": {"KEY": {"origin": "x"}}}']
+    "content",
+    ["", "{", "[]", '{"format": 99, "machines": {}}', '{"format": 2, "machines": {"KEY": {"origin": "x"}}}'],
 )
 def test_a_damaged_cache_is_measured_again(content: str, tmp_path: Path) -> None:
     (tmp_path / "hardware.json").write_text(content.replace("KEY", machine_key(tmp_path, "float32")))

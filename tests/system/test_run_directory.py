@@ -25,10 +25,13 @@ def test_a_second_holder_gets_a_sentence_with_the_process(tmp_path: Path) -> Non
         with pytest.raises(AlreadyRunning, match=str(os.getpid())), RunDirectory(tmp_path / "run").locked():
             pass
         code = (
-            "import sys; from pipeline.system.run_directory import RunDirectory; from pipeline.errors import AlreadyRunning\n"
+            "import sys; from pipeline.system.run_directory import RunDirectory; from pipeline.errors "
+            "import AlreadyRunning\n"
             "try:\n with RunDirectory(sys.argv[1]).locked(): sys.exit(0)\nexcept AlreadyRunning: sys.exit(9)"
         )
-        assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=False).returncode == 9
+        assert (
+            subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=False).returncode == 9
+        )
     with RunDirectory(tmp_path / "run").locked():
         pass
 

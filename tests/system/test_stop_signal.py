@@ -1,4 +1,6 @@
-"""When to stop: the first reason stays, signals in the main thread, the next time the clock shows the deadline."""
+"""When to stop: the first reason stays, signals in the main thread, the next time the clock shows the
+deadline.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ def test_outside_the_main_thread_signals_are_left_alone() -> None:
 
 
 @given(st.datetimes(), st.integers(0, 23), st.integers(0, 59))
-def test_the_deadline_is_within_a_day_and_on_the_minute(now: datetime.datetime, hour: int, minute: int) -> None:
+def test_the_deadline_is_within_a_day_and_on_the_minute(
+    now: datetime.datetime, hour: int, minute: int
+) -> None:
     seconds = seconds_until(f"{hour}:{minute:02}", now)
     assert 0 < seconds <= 86400
     then = now + datetime.timedelta(seconds=seconds)

@@ -1,4 +1,6 @@
-"""Tasks are driven by the scripted engine: real prompts, real splitting, answers that depend only on the prompt."""
+"""Tasks are driven by the scripted engine: real prompts, real splitting, answers that depend only on the
+prompt.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ PLAN = Plan("float32", "none", "device", "instructions_first", 4096, 8, 100_000,
 
 
 class Driver:
-    """Runs a task on a text and keeps what was asked. ``reply`` may replace the scripted engine's answer to a step."""
+    """Runs a task on a text and keeps what was asked. ``reply`` may replace the scripted engine's answer to a
+    step.
+    """
 
     def __init__(self, task: Task, reply: Callable[[Step], Generation | None]) -> None:
         self.task = task
@@ -33,7 +37,9 @@ class Driver:
         failed: DocumentFailed | None = None
         while True:
             try:
-                steps = work.throw(failed) if failed else next(work) if replies is None else work.send(replies)
+                steps = (
+                    work.throw(failed) if failed else next(work) if replies is None else work.send(replies)
+                )
             except StopIteration as end:
                 answer: Answer = end.value
                 return answer
@@ -62,7 +68,9 @@ def drive() -> Callable[..., Driver]:
         **keys: Any,
     ) -> Driver:
         kind = LabelTask if keys["kind"] == "label" else SummarizeTask
-        setting = Setting(ByteTokenizer(), FrameBuilder(ByteTokenizer(), layout, {}, "2026-01-31"), context_tokens)
+        setting = Setting(
+            ByteTokenizer(), FrameBuilder(ByteTokenizer(), layout, {}, "2026-01-31"), context_tokens
+        )
         config = kind.model_validate({"name": "t", **keys})
         examples = labelled_for(config) if isinstance(config, LabelTask) else []
         return Driver(build_task(config, setting, {}, examples), reply)

@@ -1,4 +1,6 @@
-"""Documents under way: nothing asked twice, recorded replies not asked again, failures end their document alone."""
+"""Documents under way: nothing asked twice, recorded replies not asked again, failures end their document
+alone.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import DocumentFailed
-from pipeline.records import Answer, Decode, Document, EncodedPrompt, Generation, Origin, Request, Step, TaskJob
+from pipeline.records import (
+    Answer,
+    Decode,
+    Document,
+    EncodedPrompt,
+    Generation,
+    Origin,
+    Request,
+    Step,
+    TaskJob,
+)
 from pipeline.tasks import Work
 from pipeline.tasks.base import ask
 from pipeline.tasks.driver import Flight
@@ -29,7 +41,10 @@ class Rounds:
     def work(self, document: Document) -> Work:
         seen: list[int] = []
         for number, questions in enumerate(self._rounds):
-            steps = [Step(f"{number}/{index}", EncodedPrompt((number, index), 0, 1), Decode(4)) for index in range(questions)]
+            steps = [
+                Step(f"{number}/{index}", EncodedPrompt((number, index), 0, 1), Decode(4))
+                for index in range(questions)
+            ]
             replies = yield from ask(steps)
             seen += [token for reply in replies for token in reply.token_ids]
         if not seen:
@@ -48,11 +63,15 @@ def document(name: str = "d") -> Document:
 
 
 def reply(request: Request, **changes: Any) -> Generation:
-    return Generation(request.request_id, token_ids=(request.ids[0] * 100 + request.ids[1],), seconds=0.5, **changes)
+    return Generation(
+        request.request_id, token_ids=(request.ids[0] * 100 + request.ids[1],), seconds=0.5, **changes
+    )
 
 
 @given(st.lists(st.integers(0, 7), min_size=1, max_size=4), st.integers(1, 5), st.integers(0, 10**6))
-def test_rounds_are_answered_in_order_whatever_the_order_of_replies(rounds: list[int], per_work: int, seed: int) -> None:
+def test_rounds_are_answered_in_order_whatever_the_order_of_replies(
+    rounds: list[int], per_work: int, seed: int
+) -> None:
     chance = random.Random(seed)
     flight = Flight(per_work)
     flight.begin(Rounds(rounds), document(), 1, {})
@@ -96,7 +115,9 @@ def test_recorded_replies_are_not_asked_again(rounds: list[int], cut: int) -> No
     assert asked == sum(rounds) - len(recorded)
     answer = resumed.landed()[0].answer
     assert answer is not None
-    assert answer.value == " ".join(str(number * 100 + index) for number, questions in enumerate(rounds) for index in range(questions))
+    assert answer.value == " ".join(
+        str(number * 100 + index) for number, questions in enumerate(rounds) for index in range(questions)
+    )
 
 
 def test_an_error_ends_its_document_at_once_and_no_other() -> None:
@@ -108,8 +129,12 @@ def test_an_error_ends_its_document_at_once_and_no_other() -> None:
     (bad,) = flight.landed()
     assert bad.failure is not None
     assert (bad.state, bad.failure.kind, bad.failure.attempt) == ("failed", "out_of_memory", 3)
-    assert sorted(flight.cancelled()) == [requests[0].request_id, *(request.request_id for request in requests[2:5])]
-    flight.receive([reply(request) for request in requests if request is not requests[1]])  # late replies are ignored
+    assert sorted(flight.cancelled()) == [
+        requests[0].request_id,
+        *(request.request_id for request in requests[2:5]),
+    ]
+    # late replies are ignored
+    flight.receive([reply(request) for request in requests if request is not requests[1]])
     (good,) = flight.landed()
     assert good.state == "done"
     assert not len(flight)
@@ -122,7 +147,9 @@ class Smaller(Rounds):
         try:
             replies = yield from ask([Step("whole", EncodedPrompt((9, 9), 0, 1), Decode(4))])
         except DocumentFailed as failure:
-            replies = yield from ask([Step(f"half/{index}", EncodedPrompt((1, index), 0, 1), Decode(4)) for index in range(2)])
+            replies = yield from ask(
+                [Step(f"half/{index}", EncodedPrompt((1, index), 0, 1), Decode(4)) for index in range(2)]
+            )
             return Answer(f"{failure.kind}: {len(replies)} halves", "stop")
         return Answer("whole", "stop")
 
@@ -156,7 +183,9 @@ def test_suspects_are_those_that_were_computed() -> None:
         flight.begin(Rounds([2]), document(name), 1, {})
     requests = flight.requests()
     by_name = {name: ("t", document(name).key) for name in "abc"}
-    assert flight.suspects([requests[0].request_id, requests[2].request_id]) == sorted([by_name["a"], by_name["b"]])
+    assert flight.suspects([requests[0].request_id, requests[2].request_id]) == sorted(
+        [by_name["a"], by_name["b"]]
+    )
     assert flight.suspects([]) == sorted(by_name.values())  # nothing known: all that were asked
 
 
@@ -182,6 +211,9 @@ class Spans(Rounds):
         super().__init__([2], "spans")
 
     def work(self, document: Document) -> Work:
-        steps = [Step(str(index), EncodedPrompt((9, index), 0, 1), Decode(4), (0, len(document.text))) for index in range(2)]
+        steps = [
+            Step(str(index), EncodedPrompt((9, index), 0, 1), Decode(4), (0, len(document.text)))
+            for index in range(2)
+        ]
         yield from ask(steps)
         return Answer("read", "stop")

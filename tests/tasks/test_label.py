@@ -1,4 +1,6 @@
-"""Labels: always one of them, with probabilities that add up; long documents pooled; wrong sets of labels refused."""
+"""Labels: always one of them, with probabilities that add up; long documents pooled; wrong sets of labels
+refused.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,16 @@ def scored(*scores: float) -> Callable[[Step], Generation]:
 
 
 def test_the_best_scored_label_wins_with_its_probability(drive: Callable[..., Driver]) -> None:
-    answer = drive(kind="label", labels=["a", "b", "c"], reply=scored(math.log(0.02), math.log(0.06), math.log(0.02))).answer("A text.")
+    answer = drive(
+        kind="label", labels=["a", "b", "c"], reply=scored(math.log(0.02), math.log(0.06), math.log(0.02))
+    ).answer("A text.")
     assert answer.value == "b"
     assert answer.probabilities == pytest.approx({"a": 0.2, "b": 0.6, "c": 0.2})
 
 
-def test_whole_sequences_are_scored_and_one_that_begins_another_with_the_end_of_turn(drive: Callable[..., Driver]) -> None:
+def test_whole_sequences_are_scored_and_one_that_begins_another_with_the_end_of_turn(
+    drive: Callable[..., Driver],
+) -> None:
     driver = drive(kind="label", labels=["relevant", "irrelevant", "rel"])
     driver.answer("A text.")
     ask = driver.asked[0].ask
@@ -42,11 +48,18 @@ def test_descriptions_are_shown_and_names_kept(drive: Callable[..., Driver]) -> 
 
 
 def test_abstaining(drive: Callable[..., Driver]) -> None:
-    answer = drive(kind="label", labels=["a", "b"], abstain_below=0.9, reply=scored(-1.0, -1.1)).answer("A text.")
+    answer = drive(kind="label", labels=["a", "b"], abstain_below=0.9, reply=scored(-1.0, -1.1)).answer(
+        "A text."
+    )
     assert answer.value is None
     assert answer.finish_reason == "abstained"
     assert answer.probabilities is not None
-    assert drive(kind="label", labels=["a", "b"], abstain_below=0.9, reply=scored(-1.0, -9.0)).answer("A text.").value == "a"
+    assert (
+        drive(kind="label", labels=["a", "b"], abstain_below=0.9, reply=scored(-1.0, -9.0))
+        .answer("A text.")
+        .value
+        == "a"
+    )
 
 
 def test_long_documents_are_pooled_over_their_parts(drive: Callable[..., Driver]) -> None:
@@ -99,7 +112,13 @@ def test_softmax_is_a_distribution(scores: list[float]) -> None:
     assert max(softmax(scores)) == softmax(scores)[scores.index(max(scores))]
 
 
-@given(st.lists(st.tuples(st.lists(st.floats(-50, 0), min_size=3, max_size=3), st.integers(0, 500)), min_size=1, max_size=6))
+@given(
+    st.lists(
+        st.tuples(st.lists(st.floats(-50, 0), min_size=3, max_size=3), st.integers(0, 500)),
+        min_size=1,
+        max_size=6,
+    )
+)
 def test_a_pool_of_distributions_is_one(rows: list[tuple[list[float], int]]) -> None:
     pooled = pool([softmax(scores) for scores, _ in rows], [weight for _, weight in rows])
     assert sum(pooled) == pytest.approx(1)

@@ -1,4 +1,6 @@
-"""Summaries: whole, in parts, refined, refused or cut: the whole text is read, or the answer says what was not."""
+"""Summaries: whole, in parts, refined, refused or cut: the whole text is read, or the answer says what was
+not.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def test_a_short_document_is_one_question(drive: Callable[..., Driver]) -> None:
 @settings(max_examples=25, deadline=None)
 def test_map_reduce_reads_everything_and_ends(sentences: int, context_tokens: int) -> None:
     text = "".join(f"{number}. {SENTENCE}" for number in range(sentences))
-    setting = Setting(ByteTokenizer(), FrameBuilder(ByteTokenizer(), "instructions_first", {}, "2026-01-31"), context_tokens)
+    setting = Setting(
+        ByteTokenizer(), FrameBuilder(ByteTokenizer(), "instructions_first", {}, "2026-01-31"), context_tokens
+    )
     config = SummarizeTask(name="t", kind="summarize", instructions="Sum up.", max_output_tokens=60)
     driver = Driver(build_task(config, setting, {}), lambda step: None)
     answer = driver.answer(text)
@@ -48,7 +52,8 @@ def test_map_reduce_reads_everything_and_ends(sentences: int, context_tokens: in
     assert spans[0][0] == 0
     assert spans[-1][1] == len(text)
     assert all(before[1] >= after[0] for before, after in itertools.pairwise(spans))
-    assert all(len(step.prompt.ids) + step.ask.max_new_tokens <= context_tokens for step in driver.asked)  # type: ignore[union-attr]  # all decode
+    # all decode
+    assert all(len(step.prompt.ids) + step.ask.max_new_tokens <= context_tokens for step in driver.asked)  # type: ignore[union-attr]
     assert answer.parts == len(spans)
 
 
@@ -60,8 +65,14 @@ def test_the_reduction_is_hierarchical_where_one_prompt_cannot_hold_all(drive: C
 
 
 def test_refine_carries_one_summary_through_the_parts(drive: Callable[..., Driver]) -> None:
-    driver = drive(kind="summarize", long_documents="refine", instructions="Sum up.", max_output_tokens=60, context_tokens=700,
-                   reply=lambda step: Generation(1, f"after {step.name} {{braces}}".encode()))  # fmt: skip
+    driver = drive(
+        kind="summarize",
+        long_documents="refine",
+        instructions="Sum up.",
+        max_output_tokens=60,
+        context_tokens=700,
+        reply=lambda step: Generation(1, f"after {step.name} {{braces}}".encode()),
+    )
     answer = driver.answer("".join(f"{number}. {SENTENCE}" for number in range(20)))
     assert len(driver.asked) > 2
     for before, step in zip(driver.asked, driver.asked[1:], strict=False):
@@ -83,7 +94,9 @@ def test_fail_and_truncate_say_the_numbers(drive: Callable[..., Driver]) -> None
 
 
 def test_too_many_parts_fail_with_the_limit(drive: Callable[..., Driver]) -> None:
-    failure = drive(kind="summarize", instructions="Sum up.", max_output_tokens=60, max_parts=3).failure(SENTENCE * 200)
+    failure = drive(kind="summarize", instructions="Sum up.", max_output_tokens=60, max_parts=3).failure(
+        SENTENCE * 200
+    )
     assert failure.kind == "too_long"
     assert "max_parts = 3" in str(failure)
 
@@ -104,7 +117,13 @@ def short_of_memory(most_tokens: int) -> Callable[[Step], Generation | None]:
 @pytest.mark.parametrize("policy", ["map_reduce", "refine"])
 def test_what_does_not_fit_in_memory_is_read_in_parts(drive: Callable[..., Driver], policy: str) -> None:
     text = "".join(f"{number}. {SENTENCE}" for number in range(14))
-    keys = {"kind": "summarize", "instructions": "Sum up.", "max_output_tokens": 30, "long_documents": policy, "context_tokens": 1400}
+    keys = {
+        "kind": "summarize",
+        "instructions": "Sum up.",
+        "max_output_tokens": 30,
+        "long_documents": policy,
+        "context_tokens": 1400,
+    }
     whole = drive(**keys).answer(text)
     assert whole.parts == 1
     assert not whole.notes
@@ -115,12 +134,21 @@ def test_what_does_not_fit_in_memory_is_read_in_parts(drive: Callable[..., Drive
     assert any("ran short of memory: read in parts" in note for note in answer.notes)
     spans = sorted(step.span for step in driver.asked if step.span and len(step.prompt.ids) <= 700)
     assert (spans[0][0], max(end for _, end in spans)) == (0, len(text))
-    assert answer == drive(**keys, reply=short_of_memory(700)).answer(text)  # a run that was cut short asks the same
+    # a run that was cut short asks the same
+    assert answer == drive(**keys, reply=short_of_memory(700)).answer(text)
 
 
 @pytest.mark.parametrize(("policy", "asked"), [("map_reduce", 3), ("fail", 1), ("truncate", 1)])
-def test_what_never_fits_in_memory_fails_with_the_models_words(drive: Callable[..., Driver], policy: str, asked: int) -> None:
-    driver = drive(kind="summarize", instructions="Sum up.", max_output_tokens=30, long_documents=policy, reply=short_of_memory(0))
+def test_what_never_fits_in_memory_fails_with_the_models_words(
+    drive: Callable[..., Driver], policy: str, asked: int
+) -> None:
+    driver = drive(
+        kind="summarize",
+        instructions="Sum up.",
+        max_output_tokens=30,
+        long_documents=policy,
+        reply=short_of_memory(0),
+    )
     failure = driver.failure(SENTENCE * 5)
     assert failure.kind == "out_of_memory"
     assert "more than 0 tokens do not fit" in str(failure)
@@ -152,7 +180,10 @@ def test_unfinished_reasoning_is_incomplete(drive: Callable[..., Driver]) -> Non
 
 
 def test_instructions_are_a_template_over_the_documents_fields(drive: Callable[..., Driver]) -> None:
-    driver = drive(kind="summarize", instructions="Sum up for {{ reader }}{% if pages %} in {{ pages }} pages{% endif %}.")
+    driver = drive(
+        kind="summarize",
+        instructions="Sum up for {{ reader }}{% if pages %} in {{ pages }} pages{% endif %}.",
+    )
     assert driver.task.job.fields == ("pages", "reader")
     driver.answer("A text.", reader="<|end|>", pages=3)
     assert "Sum up for <|end|> in 3 pages." in ByteTokenizer().decode(driver.asked[0].prompt.ids)
@@ -180,8 +211,12 @@ def test_a_template_that_always_fails_is_told_before_the_night(drive: Callable[.
 
 def test_the_identity_changes_with_a_word_but_not_with_the_name() -> None:
     def fingerprint(**keys: Any) -> str:
-        setting = Setting(ByteTokenizer(), FrameBuilder(ByteTokenizer(), "instructions_first", {}, "2026-01-31"), 600)
-        return build_task(SummarizeTask.model_validate({"kind": "summarize", "name": "t", **keys}), setting, {}).job.fingerprint
+        setting = Setting(
+            ByteTokenizer(), FrameBuilder(ByteTokenizer(), "instructions_first", {}, "2026-01-31"), 600
+        )
+        return build_task(
+            SummarizeTask.model_validate({"kind": "summarize", "name": "t", **keys}), setting, {}
+        ).job.fingerprint
 
     assert fingerprint() == fingerprint(name="other")
     assert fingerprint() != fingerprint(instructions="Sum up.")

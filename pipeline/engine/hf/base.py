@@ -1,8 +1,10 @@
-"""What the library's own decoders have in common: which requests they take, who answers the others, and how they are tried out.
+"""What the library's own decoders have in common: which requests they take, who answers the others, and how
+they are tried out.
 
-A library decoder takes greedy Decode requests. Scores, sampled texts (the library draws its random numbers otherwise than
-``pipeline.engine.sampling.sampler``), requests that must be refused, and whatever failed in the library go to the static engine, which has
-every way out of failure. Tokens pass through ``generate.Output``, so that a text ends where it ends in our own decoders.
+A library decoder takes greedy Decode requests. Scores, sampled texts (the library draws its random numbers
+otherwise than ``pipeline.engine.sampling.sampler``), requests that must be refused, and whatever failed in
+the library go to the static engine, which has every way out of failure. Tokens pass through
+``generate.Output``, so that a text ends where it ends in our own decoders.
 """
 
 from __future__ import annotations
@@ -27,9 +29,13 @@ _TRIAL_NEW_TOKENS = 3
 
 
 class PlainEngine(ModelEngine):
-    """The static engine where others use the same model: it computes with the attention the model was loaded with."""
+    """The static engine where others use the same model: it computes with the attention the model was loaded
+    with.
+    """
 
-    def __init__(self, model: Any, plan: Plan, *, end_ids: Sequence[int], pad_id: int, attention: str) -> None:
+    def __init__(
+        self, model: Any, plan: Plan, *, end_ids: Sequence[int], pad_id: int, attention: str
+    ) -> None:
         super().__init__(model, plan, end_ids=end_ids, pad_id=pad_id)
         self._model = model
         self._attention = attention
@@ -41,12 +47,23 @@ class PlainEngine(ModelEngine):
 
 
 class LibraryEngine:
-    """Implements ``pipeline.engine.interface.Engine`` except for ``_work``. One thread asks; the model is never moved."""
+    """Implements ``pipeline.engine.interface.Engine`` except for ``_work``. One thread asks; the model is
+    never moved.
+    """
 
     spread = False
     """Whether the model may be spread over several devices."""
 
-    def __init__(self, model: Any, plan: Plan, *, end_ids: Sequence[int], pad_id: int, static: ModelEngine, attention: str) -> None:
+    def __init__(
+        self,
+        model: Any,
+        plan: Plan,
+        *,
+        end_ids: Sequence[int],
+        pad_id: int,
+        static: ModelEngine,
+        attention: str,
+    ) -> None:
         self.listener: Listener | None = None
         self.given_up: str | None = None
         """What the library raised last, None while all went well."""
@@ -86,7 +103,9 @@ class LibraryEngine:
             self._queue.pop(request_id, None)
 
     def step(self) -> Sequence[Generation]:
-        """The library's next piece of work, or the static engine's when that has something to do and the model is free."""
+        """The library's next piece of work, or the static engine's when that has something to do and the
+        model is free.
+        """
         if self.idle:
             return ()
         if not self.busy and not self._static.idle:
@@ -111,14 +130,18 @@ def _is_greedy(request: Request) -> bool:
 def disagreement(engine: LibraryEngine, model: Any, plan: Plan) -> str | None:
     """Why ``engine`` is not for ``model``, found by letting it continue two short prompts; None when it is.
 
-    Every token it chose must have the best logit of a plain pass over prompt and text, and the log-probability that the library says,
-    within rounding. ``engine`` must be new and have no end tokens.
+    Every token it chose must have the best logit of a plain pass over prompt and text, and the
+    log-probability that the library says, within rounding. ``engine`` must be new and have no end tokens.
     """
     vocabulary = min(int(model.get_input_embeddings().weight.shape[0]), 1000)
-    shared = tuple(3 + 7 * number % (vocabulary - 3) for number in range(min(_TRIAL_PREFIX_TOKENS, plan.context_tokens // 2)))
+    shared = tuple(
+        3 + 7 * number % (vocabulary - 3)
+        for number in range(min(_TRIAL_PREFIX_TOKENS, plan.context_tokens // 2))
+    )
     requests = [
-        Request(number, (*shared, *tail), Decode(_TRIAL_NEW_TOKENS), len(shared)) for number, tail in enumerate([(5, 11, 8), (17, 4)])
-    ]  # fmt: skip
+        Request(number, (*shared, *tail), Decode(_TRIAL_NEW_TOKENS), len(shared))
+        for number, tail in enumerate([(5, 11, 8), (17, 4)])
+    ]
     texts: dict[int, tuple[int, ...]] = {}
     engine.on_trial = True
     engine.admit(requests)
@@ -128,21 +151,29 @@ def disagreement(engine: LibraryEngine, model: Any, plan: Plan) -> str | None:
         return engine.given_up
     worst, bound = 0.0, 1e-3
     for request in requests:
-        difference, scale = _difference(model, request.ids, texts[request.request_id], engine.log_probabilities.get(request.request_id))
+        difference, scale = _difference(
+            model, request.ids, texts[request.request_id], engine.log_probabilities.get(request.request_id)
+        )
         worst = max(worst, difference)
         if plan.dtype != "float32" or plan.quantization == "int8":  # rounding of this size is theirs
             bound = max(bound, 0.05 * scale)
     return None if worst <= bound else f"its logits differ by {worst:.2g}"
 
 
-def _difference(model: Any, prompt: Sequence[int], text: Sequence[int], told: Sequence[float] | None) -> tuple[float, float]:
-    """By how much ``text`` and its ``told`` log-probabilities contradict a plain pass at worst, and the largest logit of that pass."""
+def _difference(
+    model: Any, prompt: Sequence[int], text: Sequence[int], told: Sequence[float] | None
+) -> tuple[float, float]:
+    """By how much ``text`` and its ``told`` log-probabilities contradict a plain pass at worst, and the
+    largest logit of that pass.
+    """
     ids = torch.tensor([[*prompt, *text]], device=model.get_input_embeddings().weight.device)
     with torch.inference_mode():
         logits = model(ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float().cpu()
     chosen = logits.gather(1, ids[0, len(prompt) :, None].cpu())[:, 0]
     differences = logits.max(-1).values - chosen
     if told is not None:
-        differences = torch.maximum(differences, (chosen - logits.logsumexp(-1) - torch.tensor(list(told))).abs())
+        differences = torch.maximum(
+            differences, (chosen - logits.logsumexp(-1) - torch.tensor(list(told))).abs()
+        )
     worst = float(differences.max())
     return worst if math.isfinite(worst) else math.inf, float(logits.abs().max())

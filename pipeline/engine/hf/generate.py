@@ -1,4 +1,6 @@
-"""Static batches by the library's ``generate``: left-padded, prompts of near lengths together, the longest first."""
+"""Static batches by the library's ``generate``: left-padded, prompts of near lengths together, the longest
+first.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from pipeline.engine.batching import RowLimits, batch_columns, chunk_columns, new_tokens, next_batch
 from pipeline.engine.hf.base import LibraryEngine
@@ -28,7 +36,12 @@ class GenerateEngine(LibraryEngine):
         self._limits = RowLimits()
 
     def _work(self) -> Sequence[Generation]:
-        batch = next_batch(self._queue.values(), self._plan, row_limit=self._limits.rows, equal_lengths=self._forward.equal_lengths)
+        batch = next_batch(
+            self._queue.values(),
+            self._plan,
+            row_limit=self._limits.rows,
+            equal_lengths=self._forward.equal_lengths,
+        )
         for request in batch:
             del self._queue[request.request_id]
         if self.listener is not None:
@@ -43,7 +56,11 @@ class GenerateEngine(LibraryEngine):
         # Numbers that broke in company may hold alone; if not, the static engine records it.
         self._static.admit([request for request, reply in done if reply.error is not None])
         placement = self._plan.placement
-        return [generation_of(request, reply, placement, len(batch), seconds) for request, reply in done if reply.error is None]
+        return [
+            generation_of(request, reply, placement, len(batch), seconds)
+            for request, reply in done
+            if reply.error is None
+        ]
 
     def _after_failure(self, batch: Sequence[Request], error: Exception) -> None:
         if is_out_of_memory(error):
@@ -60,7 +77,8 @@ class GenerateEngine(LibraryEngine):
         ids, mask, _ = left_padded([request.ids for request in batch], self._pad_id, self._forward.device)
         watch = _Watch(outputs, self.listener.pulse if self.listener is not None else lambda: None)
         shipped = self._model.generation_config
-        self._model.generation_config = _settings()  # generate fills gaps of what it is given from the model's own
+        # generate fills gaps of what it is given from the model's own
+        self._model.generation_config = _settings()
         try:
             with torch.inference_mode(), attention_as(self._model, self._attention):
                 self._model.generate(
@@ -101,7 +119,8 @@ class _Watch(StoppingCriteria):
         self._pulse = pulse
         self.finite: list[bool] = []
 
-    def __call__(self, input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:  # noqa: ARG002  # the library's signature
+    # the library's signature
+    def __call__(self, input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:  # noqa: ARG002
         """(rows,) booleans. ``input_ids`` is (rows, columns), the new token last."""
         for output, token, finite in zip(self._outputs, input_ids[:, -1].tolist(), self.finite, strict=True):
             if not output.ended and not finite:
@@ -118,7 +137,8 @@ class _Numbers(LogitsProcessor):
     def __init__(self, watch: _Watch) -> None:
         self._watch = watch
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002  # the library's signature
+    # the library's signature
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
         """``scores`` (rows, vocabulary) as they are."""
         self._watch.finite = scores.max(dim=-1).values.isfinite().tolist()
         return scores

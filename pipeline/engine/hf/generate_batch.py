@@ -1,8 +1,10 @@
-"""The library's continuous batching: rows of a paged cache, refilled while others go on, computed by a thread of the library's.
+"""The library's continuous batching: rows of a paged cache, refilled while others go on, computed by a thread
+of the library's.
 
-``Session`` is the library's side of it: the manager behind ``generate_batch``, used directly because only it takes requests while others
-run, hands out every token as it is made (a sign of life, and the way to stop a loop) and can be told to stop at once.
-Its own console logging is silenced: what goes wrong comes back as an answer, and is said once, by us.
+``Session`` is the library's side of it: the manager behind ``generate_batch``, used directly because only it
+takes requests while others run, hands out every token as it is made (a sign of life, and the way to stop a
+loop) and can be told to stop at once. Its own console logging is silenced: what goes wrong comes back as an
+answer, and is said once, by us.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from pipeline.engine.static.engine import free_memory, generation_of, is_out_of_
 from pipeline.engine.static.generate import NON_FINITE, Output
 from pipeline.records import Decode, Generation, Request
 
-# The library's default of 256 is what flash attention's block tables ask for; a row wastes half a page on average.
+# The library's default of 256 is what flash attention's block tables ask for; a row wastes half a page on
+# average.
 _PAGE_TOKENS = 32
 _WAIT_SECONDS = 1.0
 _LOGGER = "ContinuousBatchingLogger"
@@ -37,12 +40,17 @@ def _pages(tokens: int) -> int:
 
 
 class Session:
-    """The library's loop, running. ``pages`` of ``_PAGE_TOKENS`` tokens hold all keys and values; a pass computes ``pass_tokens``."""
+    """The library's loop, running. ``pages`` of ``_PAGE_TOKENS`` tokens hold all keys and values; a pass
+    computes ``pass_tokens``.
+    """
 
-    def __init__(self, model: Any, attention: str, *, rows: int, pages: int, pass_tokens: int, end_ids: Collection[int]) -> None:
+    def __init__(
+        self, model: Any, attention: str, *, rows: int, pages: int, pass_tokens: int, end_ids: Collection[int]
+    ) -> None:
         logging.getLogger(_LOGGER).setLevel(logging.CRITICAL + 1)
         self._end_ids = sorted(end_ids) or [-1]
-        settings = GenerationConfig(do_sample=False, max_new_tokens=1)  # type: ignore[no-untyped-call]  # the library's signature has no types
+        # the library's signature has no types
+        settings = GenerationConfig(do_sample=False, max_new_tokens=1)  # type: ignore[no-untyped-call]
         settings.eos_token_id = self._end_ids
         self._undo = ExitStack()
         with ExitStack() as undo:
@@ -56,12 +64,14 @@ class Session:
                     max_requests_per_batch=rows,
                     safety_margin=0.0,  # no more is asked for than fits
                     return_logprobs=True,  # not a number where the logits are not
-                    auto_switch_to_flash=False,  # it would be another implementation than the one planned and recorded
+                    # it would be another implementation than the one planned and recorded
+                    auto_switch_to_flash=False,
                 ),
             )
             undo.callback(self._stop)
-            # A process that ends by an exception would wait for the library's thread for ever: a daemon is not waited for (a thread is
-            # one if its starter is), and is ended in order before the interpreter is torn down under it.
+            # A process that ends by an exception would wait for the library's thread for ever: a daemon is
+            # not waited for (a thread is one if its starter is), and is ended in order before the interpreter
+            # is torn down under it.
             atexit.register(self.close)
             undo.callback(atexit.unregister, self.close)
             starter = threading.Thread(target=self._manager.start, daemon=True)
@@ -72,15 +82,21 @@ class Session:
     def ask(self, name: str, request: Request) -> None:
         """Start on ``request``; its tokens come under ``name``."""
         self._manager.add_request(
-            list(request.ids), request_id=name, max_new_tokens=new_tokens(request), streaming=True, eos_token_id=self._end_ids
-        )  # fmt: skip
+            list(request.ids),
+            request_id=name,
+            max_new_tokens=new_tokens(request),
+            streaming=True,
+            eos_token_id=self._end_ids,
+        )
 
     def cancel(self, name: str) -> None:
         """Stop working on ``name``; an answer that is already made may still come."""
         self._manager.cancel_request(name)
 
     def answers(self) -> list[Any]:
-        """What the library has said since, waiting a moment for the first. Raises RuntimeError when it will say nothing more."""
+        """What the library has said since, waiting a moment for the first. Raises RuntimeError when it will
+        say nothing more.
+        """
         first = self._manager.get_result(timeout=_WAIT_SECONDS)
         if first is None and not self._manager.is_running():
             raise RuntimeError("the library's generation thread ended unexpectedly")
@@ -110,7 +126,9 @@ class _Guest:
 
 
 class ContinuousLibraryEngine(LibraryEngine):
-    """``generate_batch`` as an engine: a step returns what the library finished since the last one. See ``LibraryEngine``."""
+    """``generate_batch`` as an engine: a step returns what the library finished since the last one. See
+    ``LibraryEngine``.
+    """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -185,7 +203,9 @@ class ContinuousLibraryEngine(LibraryEngine):
             return
         free = self._pages - sum(_pages(row_tokens(guest.request)) for guest in self._guests.values())
         invited = []
-        for request in sorted(self._queue.values(), key=lambda request: (-row_tokens(request), request.request_id)):
+        for request in sorted(
+            self._queue.values(), key=lambda request: (-row_tokens(request), request.request_id)
+        ):
             free -= _pages(row_tokens(request))
             if len(self._guests) >= self._rows or (free < 0 and self._guests):
                 break
@@ -248,7 +268,9 @@ class ContinuousLibraryEngine(LibraryEngine):
         self._last = now
 
     def _surrender(self, error: Exception) -> None:
-        """Out of memory: everything again with half the rows. Anything else, or one row alone: left to the static engine."""
+        """Out of memory: everything again with half the rows. Anything else, or one row alone: left to the
+        static engine.
+        """
         requests = [guest.request for guest in self._guests.values()]
         self._guests.clear()
         self._close()

@@ -2,17 +2,21 @@
 
 Tiers of one idea, a list of layers that are appended to and read in order:
 
-- ``device``: full-attention layers write into storage reserved for the whole batch (``GrowingLayer``) instead of copying all
-  columns for every new token, as concatenation does; sliding-window and recurrent layers are the library's.
-- ``offloaded`` on CUDA: the library's offloaded cache (pinned copies, side stream). Without CUDA it fails on an assertion in the
-  middle of a forward pass, so there it is never asked for.
-- ``disk``: ``DiskLayer``, one file a layer; what a sliding window or a recurrent layer keeps is small and stays in memory.
-- ``quantized``: the library's 8-bit floating point layers, on the device; only for models whose layers are all full attention. Its 4-bit
-  layers refuse caches whose width times rows is no multiple of their groups, and quantize all columns again every 128 tokens.
-- ``offloaded`` elsewhere: ``OffloadedCache``. A layer's columns live in host memory. While layer i computes, one thread copies
-  layer i + 1 beside it; the copy is joined with the new columns, used once and dropped, and only the new columns are written
-  back. At any time at most two layers have a copy. On a CPU the "device" is the same memory, so this costs copies and gains
-  nothing: it is there so that the path is exercised, and so that a layer whose columns come from disk can take its place.
+- ``device``: full-attention layers write into storage reserved for the whole batch (``GrowingLayer``) instead
+  of copying all columns for every new token, as concatenation does; sliding-window and recurrent layers are
+  the library's.
+- ``offloaded`` on CUDA: the library's offloaded cache (pinned copies, side stream). Without CUDA it fails on
+  an assertion in the middle of a forward pass, so there it is never asked for.
+- ``disk``: ``DiskLayer``, one file a layer; what a sliding window or a recurrent layer keeps is small and
+  stays in memory.
+- ``quantized``: the library's 8-bit floating point layers, on the device; only for models whose layers are
+  all full attention. Its 4-bit layers refuse caches whose width times rows is no multiple of their groups,
+  and quantize all columns again every 128 tokens.
+- ``offloaded`` elsewhere: ``OffloadedCache``. A layer's columns live in host memory. While layer i computes,
+  one thread copies layer i + 1 beside it; the copy is joined with the new columns, used once and dropped, and
+  only the new columns are written back. At any time at most two layers have a copy. On a CPU the "device" is
+  the same memory, so this costs copies and gains nothing: it is there so that the path is exercised, and so
+  that a layer whose columns come from disk can take its place.
 
 Rows of a cache are selected, expanded and joined into new caches; nothing here changes its argument.
 """
@@ -44,7 +48,9 @@ _prefetcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-prefetch"
 
 
 class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # the library's subclass hook has no types
-    """Full attention. Keys and values are views of storage with room for ``reserve_columns``; beyond that it grows by a quarter."""
+    """Full attention. Keys and values are views of storage with room for ``reserve_columns``; beyond that it
+    grows by a quarter.
+    """
 
     def __init__(self, reserve_columns: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # the library's constructor has no types
@@ -63,7 +69,12 @@ class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # the librar
         columns = live.shape[-2] if live is not None and live.numel() else 0
         total = columns + new.shape[-2]
         storage = self._storage.get(name)
-        owned = storage is not None and live is not None and live.data_ptr() == storage.data_ptr() and len(live) == len(storage)
+        owned = (
+            storage is not None
+            and live is not None
+            and live.data_ptr() == storage.data_ptr()
+            and len(live) == len(storage)
+        )
         if storage is None or not owned or total > storage.shape[-2]:
             grown = total + total // 4 if owned else total
             storage = new.new_empty((*new.shape[:-2], max(grown, self._reserve_columns), new.shape[-1]))
@@ -94,7 +105,9 @@ class GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # the librar
 
 
 class _HostTier:
-    """Mixin over a layer class: the layer's own tensors stay on the host, a copy is made for each use on ``compute_device``."""
+    """Mixin over a layer class: the layer's own tensors stay on the host, a copy is made for each use on
+    ``compute_device``.
+    """
 
     compute_device: torch.device | None = None
     _pending: Future[_KeysValues] | None = None
@@ -105,7 +118,8 @@ class _HostTier:
         """Append to the host; returns earlier and new columns on the device of the new ones."""
         self.compute_device = key_states.device
         near = self._take()
-        super().update(key_states.to("cpu"), value_states.to("cpu"))  # type: ignore[misc]  # the layer class mixed in has it
+        # the layer class mixed in has it
+        super().update(key_states.to("cpu"), value_states.to("cpu"))  # type: ignore[misc]
         if near is None:
             return key_states, value_states
         return torch.cat([near[0], key_states], dim=-2), torch.cat([near[1], value_states], dim=-2)
@@ -155,7 +169,9 @@ class HostSlidingLayer(_HostTier, DynamicSlidingWindowLayer):  # type: ignore[no
 class OffloadedCache(DynamicCache):
     """Layers in host memory or on disk, each fetched while the one before it computes."""
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> _KeysValues:
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> _KeysValues:
         """Start to fetch the next layer, then extend and return this one."""
         following = self.layers[(layer_idx + 1) % len(self.layers)]
         if isinstance(following, _HostTier | DiskLayer) and following is not self.layers[layer_idx]:
@@ -165,7 +181,8 @@ class OffloadedCache(DynamicCache):
 
 
 def make_cache(config: Any, placement: Placement, device: torch.device, reserve_columns: int = 0) -> AnyCache:
-    """An empty cache for a model of ``config`` whose inputs are on ``device``, with room for ``reserve_columns``.
+    """An empty cache for a model of ``config`` whose inputs are on ``device``, with room for
+    ``reserve_columns``.
 
     Raises ValueError where ``quantized`` is not for this model.
     """
@@ -191,18 +208,24 @@ def _placed(layer: Any, placement: Placement, reserve_columns: int) -> Any:
 def needs_equal_lengths(config: Any) -> bool:
     """Whether rows of different lengths must not share a batch: padding would run through a recurrent state.
 
-    True unless every layer is full, sliding-window or chunked attention (or keeps nothing), and for unknown kinds of layer.
+    True unless every layer is full, sliding-window or chunked attention (or keeps nothing), and for unknown
+    kinds of layer.
     """
     try:
         layers = DynamicCache(config=config).layers
     except (KeyError, ValueError, AttributeError):
         return True
-    return not layers or any(type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer) for layer in layers)
+    return not layers or any(
+        type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer, DummyLayer) for layer in layers
+    )
 
 
 def can_join(cache: AnyCache) -> bool:
     """Whether ``join_rows`` knows every kind of layer in ``cache``."""
-    return all(isinstance(layer, DummyLayer) or _is_attention(layer) or type(layer) is LinearAttentionLayer for layer in cache.layers)
+    return all(
+        isinstance(layer, DummyLayer) or _is_attention(layer) or type(layer) is LinearAttentionLayer
+        for layer in cache.layers
+    )
 
 
 def _is_attention(layer: Any) -> bool:
@@ -210,7 +233,9 @@ def _is_attention(layer: Any) -> bool:
 
 
 def cached_columns(cache: AnyCache) -> int:
-    """Columns seen so far (past a sliding window: more than are kept); 0 where only recurrent states are held."""
+    """Columns seen so far (past a sliding window: more than are kept); 0 where only recurrent states are
+    held.
+    """
     seen = [layer.get_seq_length() for layer in cache.layers if hasattr(layer, "get_seq_length")]
     return int(max(seen, default=0))
 
@@ -219,12 +244,16 @@ def tensors(cache: AnyCache) -> Iterator[torch.Tensor]:
     """Everything the cache holds, layer by layer: keys and values, or convolution and recurrent states."""
     for layer in cache.layers:
         states = [getattr(layer, "keys", None), getattr(layer, "values", None)]
-        states += [*getattr(layer, "conv_states", {}).values(), *getattr(layer, "recurrent_states", {}).values()]
+        states += [
+            *getattr(layer, "conv_states", {}).values(),
+            *getattr(layer, "recurrent_states", {}).values(),
+        ]
         yield from (state for state in states if isinstance(state, torch.Tensor) and state.numel())
 
 
 def select_rows(cache: AnyCache, rows: Sequence[int], reserve_columns: int = 0) -> AnyCache:
-    """A new cache of ``rows`` of ``cache``, in that order, repeats allowed (expansion), with room for ``reserve_columns``.
+    """A new cache of ``rows`` of ``cache``, in that order, repeats allowed (expansion), with room for
+    ``reserve_columns``.
 
     The tensors are copies: growing the new cache leaves the old one as it is.
     """
@@ -251,9 +280,11 @@ def _unshared(layer: Any) -> Any:
 
 
 def join_rows(caches: Sequence[AnyCache], reserve_columns: int = 0) -> AnyCache:
-    """One cache with the rows of all, in order; shorter ones are padded with zeros on the left, which the mask must cover.
+    """One cache with the rows of all, in order; shorter ones are padded with zeros on the left, which the
+    mask must cover.
 
-    The layers of ``caches`` are emptied one by one as they are copied, so that only one layer exists twice at a time.
+    The layers of ``caches`` are emptied one by one as they are copied, so that only one layer exists twice at
+    a time.
     """
     for cache in caches:
         _settle(cache)
@@ -274,8 +305,12 @@ def _joined_layer(layers: Sequence[Any], reserve_columns: int) -> Any:
     elif not isinstance(joined, DummyLayer) and joined.is_initialized:
         if isinstance(joined, _HostTier):
             joined.forget_fetched()
-        joined.keys = _left_joined([layer.keys for layer in layers], getattr(joined, "_storage", None), "keys", reserve_columns)
-        joined.values = _left_joined([layer.values for layer in layers], getattr(joined, "_storage", None), "values", reserve_columns)
+        joined.keys = _left_joined(
+            [layer.keys for layer in layers], getattr(joined, "_storage", None), "keys", reserve_columns
+        )
+        joined.values = _left_joined(
+            [layer.values for layer in layers], getattr(joined, "_storage", None), "values", reserve_columns
+        )
         for layer in layers:
             layer.reset()
             getattr(layer, "_storage", {}).clear()
@@ -291,10 +326,19 @@ def _stacked(states: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
     return torch.cat(present) if present else None
 
 
-def _left_joined(parts: Sequence[torch.Tensor], storage: dict[str, torch.Tensor] | None, name: str, reserve: int) -> torch.Tensor:
-    """(all rows, heads, longest, width); into storage with room for ``reserve`` columns where the layer has one."""
+def _left_joined(
+    parts: Sequence[torch.Tensor], storage: dict[str, torch.Tensor] | None, name: str, reserve: int
+) -> torch.Tensor:
+    """(all rows, heads, longest, width); into storage with room for ``reserve`` columns where the layer has
+    one.
+    """
     columns = max(part.shape[-2] for part in parts)
-    shape = (sum(len(part) for part in parts), parts[0].shape[1], columns if storage is None else max(columns, reserve), parts[0].shape[-1])
+    shape = (
+        sum(len(part) for part in parts),
+        parts[0].shape[1],
+        columns if storage is None else max(columns, reserve),
+        parts[0].shape[-1],
+    )
     joined = parts[0].new_zeros(shape)
     row = 0
     for part in parts:
@@ -306,11 +350,15 @@ def _left_joined(parts: Sequence[torch.Tensor], storage: dict[str, torch.Tensor]
 
 
 def _settle(cache: AnyCache) -> None:
-    """For the library's offloaded cache: wait for its copies, put every layer on the host, the first one where it computes."""
+    """For the library's offloaded cache: wait for its copies, put every layer on the host, the first one
+    where it computes.
+    """
     if not getattr(cache, "offloading", False):
         return
     torch.cuda.synchronize()
-    layers: list[Any] = [layer for layer in cache.layers if _is_attention(layer) and getattr(layer, "is_initialized", False)]
+    layers: list[Any] = [
+        layer for layer in cache.layers if _is_attention(layer) and getattr(layer, "is_initialized", False)
+    ]
     for layer in layers[1:]:
         layer.offload()
     if layers:

@@ -1,8 +1,10 @@
-"""Full-attention layers whose keys and values lie on disk while a batch runs: a layer is read while the one before it computes.
+"""Full-attention layers whose keys and values lie on disk while a batch runs: a layer is read while the one
+before it computes.
 
-A file holds (columns, rows, heads, width), so that new columns are one write at its end. What attention gets is one copy of a
-layer's columns with the new ones behind them, dropped after use: at any time the memory holds the copies of two layers. Files have no
-name any more once they are open: whatever ends the process, nothing stays behind.
+A file holds (columns, rows, heads, width), so that new columns are one write at its end. What attention gets
+is one copy of a layer's columns with the new ones behind them, dropped after use: at any time the memory
+holds the copies of two layers. Files have no name any more once they are open: whatever ends the process,
+nothing stays behind.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from transformers.cache_utils import DynamicLayer
 
 from pipeline.stores.kv.formats import as_bytes
 
-_SPARE_COLUMNS = 64  # room behind the columns that are read, for those that are computed meanwhile; as many as the last pass had, if more
+# room behind the columns that are read, for those that are computed meanwhile; as many as the last pass had,
+# if more
+_SPARE_COLUMNS = 64
 _COPIED_COLUMNS = 1024  # rows are picked from a file in stretches of so many columns
 _prefetcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-disk")
 
@@ -62,7 +66,9 @@ class _Columns:
 
     def picked(self, folder: Path, rows: torch.Tensor) -> _Columns:
         """A copy with the rows of that index, repeats allowed."""
-        copy = _Columns(folder, torch.empty(len(rows), self.row_shape[1], 0, self.row_shape[2], dtype=self.dtype))
+        copy = _Columns(
+            folder, torch.empty(len(rows), self.row_shape[1], 0, self.row_shape[2], dtype=self.dtype)
+        )
         for begin in range(0, self.columns, _COPIED_COLUMNS):
             part = self.read(begin, min(begin + _COPIED_COLUMNS, self.columns))
             copy.append(part.index_select(1, rows.cpu()).permute(1, 2, 0, 3))
@@ -80,7 +86,9 @@ class DiskLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # the library's
         self._pending: Future[tuple[torch.Tensor, torch.Tensor]] | None = None
         self._spare_columns = _SPARE_COLUMNS
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append (rows, heads, new columns, width); returns all columns, on the device of the new ones."""
         if self._held is None:
             self._held = (_Columns(self.folder, key_states), _Columns(self.folder, value_states))
@@ -90,7 +98,10 @@ class DiskLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # the library's
         pending, self._pending = self._pending, None
         assert pending is not None
         near = pending.result()
-        joined = tuple(_behind(old, held.columns, new) for old, held, new in zip(near, self._held, (key_states, value_states), strict=True))
+        joined = tuple(
+            _behind(old, held.columns, new)
+            for old, held, new in zip(near, self._held, (key_states, value_states), strict=True)
+        )
         for held, new in zip(self._held, (key_states, value_states), strict=True):
             held.append(new)
         return joined[0], joined[1]
@@ -119,7 +130,9 @@ class DiskLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # the library's
 
 
 def _behind(old: torch.Tensor, columns: int, new: torch.Tensor) -> torch.Tensor:
-    """(rows, heads, columns + new, width) of what was read, with room behind it, and what was just computed."""
+    """(rows, heads, columns + new, width) of what was read, with room behind it, and what was just
+    computed.
+    """
     added = new.shape[2]
     if new.device.type != "cpu" or added > len(old) - columns:
         near = old[:columns].permute(1, 2, 0, 3).to(new.device)

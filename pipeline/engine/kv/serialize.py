@@ -1,8 +1,9 @@
-"""One row's cache to named tensors and back, for every kind of layer that the library's dynamic cache may hold. With ``cache``, the only
-module that knows those classes.
+"""One row's cache to named tensors and back, for every kind of layer that the library's dynamic cache may
+hold. With ``cache``, the only module that knows those classes.
 
-Full attention keeps something for each token: ranges ``L3.k``, ``L3.v`` of shape (heads, tokens, width). A sliding window keeps the last
-columns, a recurrent layer its states: those are whole as of the last token, and only a cache that ends just there may be taken up.
+Full attention keeps something for each token: ranges ``L3.k``, ``L3.v`` of shape (heads, tokens, width). A
+sliding window keeps the last columns, a recurrent layer its states: those are whole as of the last token, and
+only a cache that ends just there may be taken up.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ from typing import Any
 import torch
 from transformers.cache_utils import DummyLayer, DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionLayer
 
-from pipeline.engine.kv.cache import AnyCache, GrowingLayer, HostLayer, HostSlidingLayer, Placement, make_cache
+from pipeline.engine.kv.cache import (
+    AnyCache,
+    GrowingLayer,
+    HostLayer,
+    HostSlidingLayer,
+    Placement,
+    make_cache,
+)
 
 _FULL = (DynamicLayer, GrowingLayer, HostLayer)
 _SLIDING = (DynamicSlidingWindowLayer, HostSlidingLayer)
@@ -40,7 +48,9 @@ def row_tensors(cache: AnyCache, begin: int) -> tuple[_Tensors, _Tensors]:
             sliding = isinstance(layer, DynamicSlidingWindowLayer)
             for name, kept in (("k", layer.keys), ("v", layer.values)):
                 assert kept is not None
-                (states if sliding else ranges)[f"L{number}.{name}"] = kept[0].clone() if sliding else kept[0, :, begin:].clone()
+                (states if sliding else ranges)[f"L{number}.{name}"] = (
+                    kept[0].clone() if sliding else kept[0, :, begin:].clone()
+                )
     return ranges, states
 
 
@@ -51,9 +61,16 @@ def _recurrent_tensors(number: int, layer: Any) -> _Tensors:
 
 
 def restored(
-    config: Any, placement: Placement, device: torch.device, tokens: int, parts: Sequence[Mapping[str, torch.Tensor]], reserve_columns: int
-) -> AnyCache:  # fmt: skip
-    """A cache of one row that has seen ``tokens``, of the tensors in ``parts``, with room for ``reserve_columns``."""
+    config: Any,
+    placement: Placement,
+    device: torch.device,
+    tokens: int,
+    parts: Sequence[Mapping[str, torch.Tensor]],
+    reserve_columns: int,
+) -> AnyCache:
+    """A cache of one row that has seen ``tokens``, of the tensors in ``parts``, with room for
+    ``reserve_columns``.
+    """
     cache = make_cache(config, placement, device, reserve_columns)
     tensors = {name: tensor for part in parts for name, tensor in part.items()}
     for number, layer in enumerate(cache.layers):
@@ -67,7 +84,9 @@ def restored(
     return cache
 
 
-def _fill_recurrent(number: int, layer: Any, tensors: Mapping[str, torch.Tensor], device: torch.device) -> None:
+def _fill_recurrent(
+    number: int, layer: Any, tensors: Mapping[str, torch.Tensor], device: torch.device
+) -> None:
     for name, tensor in tensors.items():
         found = _STATE.fullmatch(name)
         if found is None or int(found[1]) != number:

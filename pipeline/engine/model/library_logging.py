@@ -1,13 +1,15 @@
-"""What the model libraries say, and where it goes: to the log instead of the terminal, without the lines that say nothing.
+"""What the model libraries say, and where it goes: to the log instead of the terminal, without the lines that
+say nothing.
 
-Progress bars are switched off (loading has its own messages). Warnings stay warnings and reach the root logger's handlers. Two
-messages of bitsandbytes are known and expected, and become quiet:
+Progress bars are switched off (loading has its own messages). Warnings stay warnings and reach the root
+logger's handlers. Two messages of bitsandbytes are known and expected, and become quiet:
 
-- "MatMul8bitLt: inputs will be cast from … to float16 during quantization" comes once a linear layer and pass (thousands a
-  document), and only describes how int8 works; it is dropped.
-- "Failed to load CPU gemm_4bit_forward": bitsandbytes would fetch a compiled kernel from the Hub while it is being imported, if the
-  package ``kernels`` is there. Code from the Hub is never fetched here, and numbers must not depend on what else is installed, so
-  the import is made to fail; bitsandbytes then uses its own compiled kernel. The notice is logged as information.
+- "MatMul8bitLt: inputs will be cast from … to float16 during quantization" comes once a linear layer and pass
+  (thousands a document), and only describes how int8 works; it is dropped.
+- "Failed to load CPU gemm_4bit_forward": bitsandbytes would fetch a compiled kernel from the Hub while it is
+  being imported, if the package ``kernels`` is there. Code from the Hub is never fetched here, and numbers
+  must not depend on what else is installed, so the import is made to fail; bitsandbytes then uses its own
+  compiled kernel. The notice is logged as information.
 """
 
 from __future__ import annotations
@@ -56,19 +58,24 @@ class _LogLines(io.TextIOBase):
 
 @contextlib.contextmanager
 def stderr_in_log() -> Iterator[None]:
-    """What is written to standard error inside goes to the log: for progress bars that cannot be switched off."""
+    """What is written to standard error inside goes to the log: for progress bars that cannot be switched
+    off.
+    """
     with contextlib.redirect_stderr(_LogLines()):
         yield
 
 
 @cache
 def quiet_libraries() -> None:
-    """Send what transformers, huggingface_hub and bitsandbytes say to the log. Once a process; called before any of them loads a model."""
+    """Send what transformers, huggingface_hub and bitsandbytes say to the log. Once a process; called before
+    any of them loads a model.
+    """
     from huggingface_hub.utils.tqdm import disable_progress_bars
     from transformers.utils import logging as transformers_logging
 
     disable_progress_bars()
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # the library's signature has no types
+    # the library's signature has no types
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     transformers_logging.disable_default_handler()
     transformers_logging.enable_propagation()
     logging.getLogger("bitsandbytes.autograd._functions").addFilter(_DropCastNotice())
@@ -76,11 +83,14 @@ def quiet_libraries() -> None:
 
 
 def import_bitsandbytes() -> Any:
-    """The bitsandbytes module, imported without its reach for a kernel on the Hub. Raises ImportError or what its binaries raise."""
+    """The bitsandbytes module, imported without its reach for a kernel on the Hub. Raises ImportError or what
+    its binaries raise.
+    """
     quiet_libraries()
     absent = object()
     kernels = sys.modules.get("kernels", absent)
-    sys.modules["kernels"] = None  # type: ignore[assignment]  # how Python itself marks a module that must not be found
+    # how Python itself marks a module that must not be found
+    sys.modules["kernels"] = None  # type: ignore[assignment]
     try:
         import bitsandbytes
     finally:

@@ -1,4 +1,6 @@
-"""A model with its weights, placed as planned, in the numbers asked for, and the facts of it for the report."""
+"""A model with its weights, placed as planned, in the numbers asked for, and the facts of it for the
+report.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,21 @@ from pipeline.engine.model.library_logging import import_bitsandbytes, quiet_lib
 from pipeline.engine.model.location import Location, fetch_weights, locate
 from pipeline.engine.model.nf4 import quantizing_in_pieces
 from pipeline.engine.model.peak_memory import PeakMemory, large_blocks_given_back
-from pipeline.engine.model.precision import INT8_THRESHOLD, architecture, resolve_attention, settle_quantization, torch_dtype
+from pipeline.engine.model.precision import (
+    INT8_THRESHOLD,
+    architecture,
+    resolve_attention,
+    settle_quantization,
+    torch_dtype,
+)
 from pipeline.errors import ConfigError, DoesNotFit, OutOfMemory
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """``model`` is in evaluation mode and never moved again. ``facts`` are plain values (JSON), for the report."""
+    """``model`` is in evaluation mode and never moved again. ``facts`` are plain values (JSON), for the
+    report.
+    """
 
     model: Any
     placement: Placement
@@ -38,9 +48,14 @@ class LoadedModel:
 
 
 def load_model(
-    config: ModelConfig, dtype: str, offload_folder: Path, say: Callable[[str], None] = lambda _: None, location: Location | None = None
+    config: ModelConfig,
+    dtype: str,
+    offload_folder: Path,
+    say: Callable[[str], None] = lambda _: None,
+    location: Location | None = None,
 ) -> LoadedModel:
-    """Plan the placement, then read the weights. ``dtype`` is resolved. Raises ConfigError, DoesNotFit, or OutOfMemory while reading.
+    """Plan the placement, then read the weights. ``dtype`` is resolved. Raises ConfigError, DoesNotFit, or
+    OutOfMemory while reading.
 
     ``offload_folder`` is private to the run; the caller removes it.
     """
@@ -62,7 +77,8 @@ def load_model(
         **describe_model(model),
         "dtype": dtype,
         "quantization": _quantization_facts(model, dtype),
-        "attention": str(model.config._attn_implementation),  # noqa: SLF001  # the setting has no public reader
+        # the setting has no public reader
+        "attention": str(model.config._attn_implementation),  # noqa: SLF001
         "device_map": dict(placement.devices),
         "bytes_by_device": dict(placement.bytes_by_device),
         "placement": placement.describe(),
@@ -73,7 +89,9 @@ def load_model(
     return LoadedModel(model, placement, facts)
 
 
-def _read_weights(config: ModelConfig, dtype: str, place: Location, placement: Placement, offload_folder: Path) -> Any:
+def _read_weights(
+    config: ModelConfig, dtype: str, place: Location, placement: Placement, offload_folder: Path
+) -> Any:
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
@@ -108,9 +126,10 @@ def _read_weights(config: ModelConfig, dtype: str, place: Location, placement: P
 def compute_as_asked(model: Any, dtype: str) -> None:
     """Make 4-bit products compute in ``dtype``.
 
-    On a processor with AVX512-BF16, bitsandbytes rounds inputs and outputs of every 4-bit product to bfloat16, whatever its compute
-    dtype (measured: logits of the demo model move by up to 0.3). Told that the processor has none, it dequantizes and multiplies
-    in the compute dtype: exact, and up to three times slower a token. ``dtype: auto`` is bfloat16 there and keeps the fast product.
+    On a processor with AVX512-BF16, bitsandbytes rounds inputs and outputs of every 4-bit product to
+    bfloat16, whatever its compute dtype (measured: logits of the demo model move by up to 0.3). Told that the
+    processor has none, it dequantizes and multiplies in the compute dtype: exact, and up to three times
+    slower a token. ``dtype: auto`` is bfloat16 there and keeps the fast product.
     """
     if dtype == "bfloat16":
         return
@@ -120,11 +139,17 @@ def compute_as_asked(model: Any, dtype: str) -> None:
 
 
 def describe_model(model: Any) -> dict[str, Any]:
-    """Counts and bytes of a loaded model: linear layers of the decoder by kind, embeddings, head, everything (tied weights once)."""
+    """Counts and bytes of a loaded model: linear layers of the decoder by kind, embeddings, head, everything
+    (tied weights once).
+    """
     from transformers.pytorch_utils import Conv1D
 
     head = model.get_output_embeddings()
-    linears = [module for module in model.modules() if isinstance(module, torch.nn.Linear | Conv1D) and module is not head]
+    linears = [
+        module
+        for module in model.modules()
+        if isinstance(module, torch.nn.Linear | Conv1D) and module is not head
+    ]
     embedding = model.get_input_embeddings().weight
     tied = head is None or head.weight is embedding or model.config.get_text_config().tie_word_embeddings
     tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
@@ -143,7 +168,9 @@ def _tensor_bytes(tensor: Any) -> int:
     total = int(tensor.numel() * tensor.element_size())
     state = getattr(tensor, "quant_state", None)
     if state is not None:  # 4 bits: scales of blocks, and the scales of those
-        parts = [state.absmax, state.code] + ([state.state2.absmax, state.state2.code] if state.nested else [])
+        parts = [state.absmax, state.code] + (
+            [state.state2.absmax, state.state2.code] if state.nested else []
+        )
         total += sum(part.numel() * part.element_size() for part in parts)
     scales = getattr(tensor, "SCB", None)
     return total + (int(scales.numel() * scales.element_size()) if scales is not None else 0)
@@ -158,7 +185,11 @@ def _quantization_facts(model: Any, dtype: str) -> dict[str, Any]:
         kind, double = str(plain["bnb_4bit_quant_type"]), bool(plain["bnb_4bit_use_double_quant"])
         return {"type": kind, "double_quantization": double, "compute_dtype": dtype}
     if plain.get("load_in_8bit"):
-        return {"type": "int8", "outlier_threshold": float(plain.get("llm_int8_threshold", INT8_THRESHOLD)), "compute_dtype": dtype}
+        return {
+            "type": "int8",
+            "outlier_threshold": float(plain.get("llm_int8_threshold", INT8_THRESHOLD)),
+            "compute_dtype": dtype,
+        }
     return {"type": str(plain.get("quant_method")), "compute_dtype": dtype}
 
 
@@ -166,7 +197,10 @@ def _require_all_weights(config: ModelConfig, report: Mapping[str, Any]) -> None
     """A weight that no file has would be random numbers; that is not a model."""
     missing = sorted(report["missing_keys"])
     if missing:
-        raise ConfigError(f"the weight files of {config.id} lack {len(missing)} weights of its architecture, such as {missing[0]}")
+        raise ConfigError(
+            f"the weight files of {config.id} lack {len(missing)} weights of its architecture, such as "
+            f"{missing[0]}"
+        )
 
 
 def _require_disk_space(placement: Placement, folder: Path) -> None:
@@ -175,5 +209,6 @@ def _require_disk_space(placement: Placement, folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if needed and needed > (free := shutil.disk_usage(folder).free):
         raise DoesNotFit(
-            f"{size(needed)} of weights must be copied to {folder} and {size(free)} are free there; free space, or use a smaller model"
+            f"{size(needed)} of weights must be copied to {folder} and {size(free)} are free there; free "
+            f"space, or use a smaller model"
         )

@@ -1,7 +1,9 @@
-"""Weights in 4 bits to plain numbers, into storage that is used again, and back: the same bits as bitsandbytes gives, in little memory.
+"""Weights in 4 bits to plain numbers, into storage that is used again, and back: the same bits as
+bitsandbytes gives, in little memory.
 
-One exception: bitsandbytes 0.50 on a processor gives wrong numbers for matrices whose rows are no multiple of a block (64) long, such as
-64 x 96; its kernel looks for scales row by row where they lie through the whole matrix. Here they are right.
+One exception: bitsandbytes 0.50 on a processor gives wrong numbers for matrices whose rows are no multiple of
+a block (64) long, such as 64 x 96; its kernel looks for scales row by row where they lie through the whole
+matrix. Here they are right.
 """
 
 from __future__ import annotations
@@ -17,9 +19,14 @@ import torch
 
 from pipeline.engine.model.library_logging import import_bitsandbytes
 
-_STRETCH = 2**19  # packed bytes at once: their 4 MiB of numbers stay in a cache of the processor between two passes over them
+# packed bytes at once: their 4 MiB of numbers stay in a cache of the processor between two passes over them
+_STRETCH = 2**19
 
-_TRIED_SHAPE, _TRIED_MATRICES = (4096, 1024), 12  # 200 MB in float32, as a layer in use is in no cache of the processor
+# 200 MB in float32, as a layer in use is in no cache of the processor
+_TRIED_SHAPE, _TRIED_MATRICES = (
+    (4096, 1024),
+    12,
+)
 
 
 def statistics(tensors: Mapping[str, torch.Tensor], name: str, device: torch.device) -> Any:
@@ -34,15 +41,20 @@ def statistics(tensors: Mapping[str, torch.Tensor], name: str, device: torch.dev
 def dequantize(packed: torch.Tensor, state: Any, out: torch.Tensor) -> None:
     """Fill ``out`` (the weight's shape, in its dtype).
 
-    On a processor the library's function takes new memory for each weight, whose pages cost several times what unpacking does; so its
-    kernel is called on storage that is there already. Where that cannot be, pairs of numbers are looked up by the byte.
+    On a processor the library's function takes new memory for each weight, whose pages cost several times
+    what unpacking does; so its kernel is called on storage that is there already. Where that cannot be, pairs
+    of numbers are looked up by the byte.
     """
     functional = import_bitsandbytes().functional
     if out.device.type == "cuda":
         functional.dequantize_4bit(packed, state, out=out)
         return
     block, size = int(state.blocksize), out.numel()
-    scales = functional.dequantize_blockwise(state.absmax, state.state2) + state.offset if state.nested else state.absmax
+    scales = (
+        functional.dequantize_blockwise(state.absmax, state.state2) + state.offset
+        if state.nested
+        else state.absmax
+    )
     kernel = _kernel(out.dtype) if out.shape[-1] % block == 0 else None
     if kernel is not None:
         kernel(packed, scales.float(), out, block)
@@ -57,12 +69,19 @@ def dequantize(packed: torch.Tensor, state: Any, out: torch.Tensor) -> None:
 
 
 def unpacking_rate(dtype: str) -> float | None:
-    """Numbers a second that ``dequantize`` gives on this processor, from one matrix to the next; None where a card does it in no time."""
+    """Numbers a second that ``dequantize`` gives on this processor, from one matrix to the next; None where a
+    card does it in no time.
+    """
     if torch.cuda.is_available():
         return None
     plain = torch.randn(_TRIED_SHAPE, generator=torch.Generator().manual_seed(1))
-    packed, state = import_bitsandbytes().functional.quantize_4bit(plain, quant_type="nf4", compress_statistics=True)
-    matrices = [(packed.clone(), torch.zeros(_TRIED_SHAPE, dtype=getattr(torch, dtype))) for _ in range(_TRIED_MATRICES)]
+    packed, state = import_bitsandbytes().functional.quantize_4bit(
+        plain, quant_type="nf4", compress_statistics=True
+    )
+    matrices = [
+        (packed.clone(), torch.zeros(_TRIED_SHAPE, dtype=getattr(torch, dtype)))
+        for _ in range(_TRIED_MATRICES)
+    ]
     dequantize(matrices[0][0], state, matrices[0][1])  # the kernel is found
     started = time.perf_counter()
     for one, out in matrices:
@@ -76,11 +95,14 @@ _KERNEL_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "
 
 @cache
 def _kernel(dtype: torch.dtype) -> _Kernel | None:
-    """The library's kernel for matrices in nf4 on a processor; None where this build has none, or it does not give the function's bits."""
+    """The library's kernel for matrices in nf4 on a processor; None where this build has none, or it does not
+    give the function's bits.
+    """
     from bitsandbytes.cextension import lib
 
     found = getattr(lib, f"cdequantize_blockwise_cpu_nf4_{_KERNEL_NAMES.get(dtype)}", None)
-    if not isinstance(found, ctypes._CFuncPtr):  # type: ignore[attr-defined]  # noqa: SLF001  # the library hands out functions that raise for names it lacks
+    # the library hands out functions that raise for names it lacks
+    if not isinstance(found, ctypes._CFuncPtr):  # type: ignore[attr-defined]  # noqa: SLF001
         return None
 
     def kernel(packed: torch.Tensor, scales: torch.Tensor, out: torch.Tensor, block: int) -> None:
@@ -96,9 +118,16 @@ def _kernel(dtype: torch.dtype) -> _Kernel | None:
     return kernel if torch.equal(tried, functional.dequantize_4bit(packed, state)) else None
 
 
-def _look_up(packed: torch.Tensor, scales: torch.Tensor, code: torch.Tensor, block: int, out: torch.Tensor) -> None:
+def _look_up(
+    packed: torch.Tensor, scales: torch.Tensor, code: torch.Tensor, block: int, out: torch.Tensor
+) -> None:
     values = torch.arange(256)
-    pairs = torch.stack([code[values >> 4], code[values & 15]], dim=1).contiguous().view(torch.float64)[:, 0].contiguous()
+    pairs = (
+        torch.stack([code[values >> 4], code[values & 15]], dim=1)
+        .contiguous()
+        .view(torch.float64)[:, 0]
+        .contiguous()
+    )
     flat = out.reshape(-1)
     stretch = max(block // 2, _STRETCH // (block // 2) * (block // 2))
     for begin in range(0, len(packed), stretch):
@@ -113,7 +142,8 @@ def _look_up(packed: torch.Tensor, scales: torch.Tensor, code: torch.Tensor, blo
 def quantizing_in_pieces(values: int = 2**18) -> Iterator[None]:
     """Inside, bitsandbytes quantizes to 4 bits so many values at a time on a processor, with the same result.
 
-    It compares every value with all 16 of the code, side by side: a matrix of 46 MB takes 700 MB more while it is quantized.
+    It compares every value with all 16 of the code, side by side: a matrix of 46 MB takes 700 MB more while
+    it is quantized.
     """
     functional = import_bitsandbytes().functional
     whole = functional.quantize_4bit
@@ -122,7 +152,12 @@ def quantizing_in_pieces(values: int = 2**18) -> Iterator[None]:
         settings = dict(zip(("absmax", "out"), args, strict=False)) | kwargs
         block = settings.get("blocksize") or 64
         step = values // block * block
-        if matrix.device.type != "cpu" or matrix.numel() <= step or matrix.numel() % block or settings.get("absmax") is not None:
+        if (
+            matrix.device.type != "cpu"
+            or matrix.numel() <= step
+            or matrix.numel() % block
+            or settings.get("absmax") is not None
+        ):
             return whole(matrix, *args, **kwargs)
         flat = matrix.reshape(-1)
         once = {**settings, "compress_statistics": False}
@@ -131,7 +166,9 @@ def quantizing_in_pieces(values: int = 2**18) -> Iterator[None]:
         state.absmax, state.shape = torch.cat([part[1].absmax for part in parts]), matrix.shape
         if settings.get("compress_statistics"):
             state.offset = state.absmax.mean()
-            state.absmax, state.state2 = functional.quantize_blockwise(state.absmax - state.offset, blocksize=256)
+            state.absmax, state.state2 = functional.quantize_blockwise(
+                state.absmax - state.offset, blocksize=256
+            )
             state.nested = True
         return packed, state
 

@@ -1,4 +1,6 @@
-"""The most memory that a stretch of work held, on the graphics cards or resident in this process; a heap that gives back what is freed."""
+"""The most memory that a stretch of work held, on the graphics cards or resident in this process; a heap that
+gives back what is freed.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from pipeline.system.process_memory import peak_resident_bytes
 
 
 class PeakMemory:
-    """Context manager; ``bytes`` is the peak inside it: of CUDA allocations where there are cards, else of the resident set.
+    """Context manager; ``bytes`` is the peak inside it: of CUDA allocations where there are cards, else of
+    the resident set.
 
     On Linux the kernel's mark is set back first; elsewhere it is that of the whole life of the process.
     """
@@ -32,25 +35,31 @@ class PeakMemory:
                 Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if torch.cuda.is_available():
-            self.bytes = sum(torch.cuda.max_memory_allocated(card) for card in range(torch.cuda.device_count()))
+            self.bytes = sum(
+                torch.cuda.max_memory_allocated(card) for card in range(torch.cuda.device_count())
+            )
         else:
             self.bytes = peak_resident_bytes()
 
 
-# glibc's mallopt: blocks from this size on are mapped, and given back when they are freed; free memory at the heap's end is given back
-# from this size on. What it sets by itself, as programs go on, ends at the usual values below.
+# glibc's mallopt: blocks from this size on are mapped, and given back when they are freed; free memory at the
+# heap's end is given back from this size on. What it sets by itself, as programs go on, ends at the usual
+# values below.
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
 _LOADING_BYTES, _USUAL_BYTES = 1 << 20, 32 << 20
 
 
 @contextlib.contextmanager
 def large_blocks_given_back() -> Iterator[None]:
-    """Inside, as ``give_large_blocks_back``. Afterwards blocks stay in the heap, where computing finds them without asking the system.
+    """Inside, as ``give_large_blocks_back``. Afterwards blocks stay in the heap, where computing finds them
+    without asking the system.
 
-    Weights that are quantized pass through such blocks: six runs of the demo model in nf4 held 470 to 820 MiB of heap at most, and six
-    with this 470 to 500.
+    Weights that are quantized pass through such blocks: six runs of the demo model in nf4 held 470 to 820 MiB
+    of heap at most, and six with this 470 to 500.
     """
     give_large_blocks_back()
     try:
@@ -61,7 +70,9 @@ def large_blocks_given_back() -> Iterator[None]:
 
 
 def give_large_blocks_back() -> None:
-    """Let the system have freed blocks of 1 MiB and more back at once. glibc keeps them in its heap, in pieces, once a few were freed."""
+    """Let the system have freed blocks of 1 MiB and more back at once. glibc keeps them in its heap, in
+    pieces, once a few were freed.
+    """
     _mallopt(_MMAP_THRESHOLD, _LOADING_BYTES)
 
 

@@ -1,4 +1,6 @@
-"""In which numbers a model computes: dtype, attention implementation, quantization. Everything explicit, nothing left to a default."""
+"""In which numbers a model computes: dtype, attention implementation, quantization. Everything explicit,
+nothing left to a default.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,18 @@ from pipeline.engine.model.location import Location
 from pipeline.errors import CannotPlan, ConfigError
 from pipeline.planner.model.shape import model_shape
 
-# Columns of activations beyond this size are kept out of the int8 product by the library (6.0). Which they are is decided from the
-# whole batch, so a document's answer would depend on its company; 0 keeps every row to itself.
-# On the demo model (1,024 tokens, bfloat16): divergence from unquantized 0.034 nats a token at 0, 0.022 at 6.0, nf4 0.28. Models of 6.7
-# billion parameters and more have larger outliers (Dettmers et al., LLM.int8(), 2022): nf4 is the safer choice there.
+# Columns of activations beyond this size are kept out of the int8 product by the library (6.0). Which they
+# are is decided from the whole batch, so a document's answer would depend on its company; 0 keeps every row
+# to itself. On the demo model (1,024 tokens, bfloat16): divergence from unquantized 0.034 nats a token at 0,
+# 0.022 at 6.0, nf4 0.28. Models of 6.7 billion parameters and more have larger outliers (Dettmers et al.,
+# LLM.int8(), 2022): nf4 is the safer choice there.
 INT8_THRESHOLD = 0.0
 
 
 def resolve_dtype(asked: str, device_map: str = "auto") -> str:
-    """What ``dtype: auto`` means on this machine: bfloat16 where it is native, else float16 on a GPU and float32 on a CPU."""
+    """What ``dtype: auto`` means on this machine: bfloat16 where it is native, else float16 on a GPU and
+    float32 on a CPU.
+    """
     if asked != "auto":
         return asked
     if device_map == "auto" and torch.cuda.is_available():
@@ -31,7 +36,9 @@ def resolve_dtype(asked: str, device_map: str = "auto") -> str:
 
 
 def cpu_computes_bfloat16() -> bool:
-    """Whether the processor multiplies bfloat16 itself (AVX512-BF16, AMX, or BF16 of ARM) instead of emulating it, many times slower."""
+    """Whether the processor multiplies bfloat16 itself (AVX512-BF16, AMX, or BF16 of ARM) instead of
+    emulating it, many times slower.
+    """
     known = torch.cpu.get_capabilities()
     if known.get("avx512_bf16") or known.get("amx_bf16") or known.get("bf16"):
         return True
@@ -50,7 +57,9 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def resolve_attention(asked: str, location: Location, config: ModelConfig) -> str:
-    """What ``attention: auto`` means for this model: sdpa where its family has it, else eager. Raises ConfigError."""
+    """What ``attention: auto`` means for this model: sdpa where its family has it, else eager. Raises
+    ConfigError.
+    """
     if asked != "auto":
         return asked
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -60,20 +69,32 @@ def resolve_attention(asked: str, location: Location, config: ModelConfig) -> st
 
 
 def architecture(location: Location, config: ModelConfig) -> Any:
-    """The model's configuration as an object of transformers. Raises ConfigError, CannotPlan for a kind of layer that nobody knows."""
+    """The model's configuration as an object of transformers. Raises ConfigError, CannotPlan for a kind of
+    layer that nobody knows.
+    """
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
     try:
         return AutoConfig.from_pretrained(location.folder, trust_remote_code=config.trust_remote_code)
-    except (OSError, ValueError, KeyError, ImportError, AttributeError, TypeError, StrictDataclassError) as error:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        ImportError,
+        AttributeError,
+        TypeError,
+        StrictDataclassError,
+    ) as error:
         refusal = _refusal(error, config)
         _name_unknown_layers(location, refusal)
         raise ConfigError(refusal) from error
 
 
 def _name_unknown_layers(location: Location, refusal: str) -> None:
-    """Of a configuration that the library refused: the sentence that names a kind of layer, where that is why. Raises CannotPlan."""
+    """Of a configuration that the library refused: the sentence that names a kind of layer, where that is
+    why. Raises CannotPlan.
+    """
     try:
         model_shape(location.json("config.json"))
     except CannotPlan as unknown:
@@ -84,7 +105,10 @@ def _name_unknown_layers(location: Location, refusal: str) -> None:
 def _refusal(error: Exception, config: ModelConfig) -> str:
     text = " ".join(str(error.__cause__ if isinstance(error.__cause__, ValueError) else error).split())
     if "trust_remote_code" in text:
-        return f"model.id {config.id} brings its own code; read it, and set model.trust_remote_code: true if you trust it"
+        return (
+            f"model.id {config.id} brings its own code; read it, and set model.trust_remote_code: true "
+            f"if you trust it"
+        )
     return f"the configuration of {config.id} cannot be used by the installed transformers: {text}"
 
 
@@ -106,7 +130,8 @@ def quantization_config(quantization: str, dtype: str) -> Any:
 
 
 def settle_quantization(built: Any, config: ModelConfig, dtype: str) -> Any:
-    """The quantization to load ``built`` (from ``architecture``) with. A model stored in fewer bits keeps them, or is refused.
+    """The quantization to load ``built`` (from ``architecture``) with. A model stored in fewer bits keeps
+    them, or is refused.
 
     A stored nf4 model computes in ``dtype``, not in what its maker wrote down. Raises ConfigError.
     """
@@ -120,7 +145,8 @@ def settle_quantization(built: Any, config: ModelConfig, dtype: str) -> Any:
         method = "int8" if stored.get("load_in_8bit") else str(stored.get("quant_method"))
     if config.quantization not in ("none", method):
         raise ConfigError(
-            f"model.id {config.id} is stored quantized ({method}) and cannot be quantized again to {config.quantization}; "
+            f"model.id {config.id} is stored quantized ({method}) and cannot be quantized again to "
+            f"{config.quantization}; "
             "set model.quantization: none to load it as it is, or name the unquantized model"
         )
     if stored.get("load_in_4bit"):

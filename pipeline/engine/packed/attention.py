@@ -1,15 +1,19 @@
-"""Attention over a packed pass: tokens of many documents in one row, without padding, without a dense mask, without copies.
+"""Attention over a packed pass: tokens of many documents in one row, without padding, without a dense mask,
+without copies.
 
-A pass (``Pass``) holds the next tokens of decoding rows and the prompts of newcomers, end to end. The model runs on it as on one
-sequence; only this function knows which token belongs to which document. It is registered with transformers under
-``IMPLEMENTATION``, so that any family which calls attention through that interface can be driven this way.
+A pass (``Pass``) holds the next tokens of decoding rows and the prompts of newcomers, end to end. The model
+runs on it as on one sequence; only this function knows which token belongs to which document. It is
+registered with transformers under ``IMPLEMENTATION``, so that any family which calls attention through that
+interface can be driven this way.
 
-Each token attends to up to three disjoint stretches of keys: the task's shared prefix (one copy for everybody), what its row has
-cached in its slot, and its own neighbours in the pass. Each stretch is one kernel call over all tokens that see it; the results
-are joined by their log-sum-exps, which is exact: softmax over a union is the mean of the softmaxes weighted by exp(lse)
-(Dao et al., FlashAttention, 2022, section 3.1; Juravsky et al., Hydragen, 2024, for shared prefixes).
+Each token attends to up to three disjoint stretches of keys: the task's shared prefix (one copy for
+everybody), what its row has cached in its slot, and its own neighbours in the pass. Each stretch is one
+kernel call over all tokens that see it; the results are joined by their log-sum-exps, which is exact: softmax
+over a union is the mean of the softmaxes weighted by exp(lse) (Dao et al., FlashAttention, 2022, section 3.1;
+Juravsky et al., Hydragen, 2024, for shared prefixes).
 
-Shapes: T tokens of the pass, H query heads, G KV heads, D head width; q is (1, H, T, D), k and v (1, G, T, D).
+Shapes: T tokens of the pass, H query heads, G KV heads, D head width; q is (1, H, T, D), k and v (1, G, T,
+D).
 """
 
 from __future__ import annotations
@@ -40,9 +44,9 @@ class Prefix:
 class Fresh:
     """Prompts (or parts of them) in the pass, padded to one rectangle only inside attention.
 
-    ``index`` (rows, longest) gathers their tokens from the pass, padding repeats the last one; ``real`` marks the others, flat.
-    ``visible`` (rows, 1, longest, longest) is None where plain causality holds (padding on the right needs no mask), else what
-    each token sees of its own row: trees of label continuations.
+    ``index`` (rows, longest) gathers their tokens from the pass, padding repeats the last one; ``real`` marks
+    the others, flat. ``visible`` (rows, 1, longest, longest) is None where plain causality holds (padding on
+    the right needs no mask), else what each token sees of its own row: trees of label continuations.
     """
 
     index: torch.Tensor
@@ -55,8 +59,8 @@ class Fresh:
 class Cached:
     """Tokens of the pass that see what rows of one slot class have cached.
 
-    ``tokens`` (n, q) are indices into the pass, q tokens a row; ``slots`` (n,) their slots; ``lengths`` (n,) the cached columns
-    each row may see, ``longest`` their maximum.
+    ``tokens`` (n, q) are indices into the pass, q tokens a row; ``slots`` (n,) their slots; ``lengths`` (n,)
+    the cached columns each row may see, ``longest`` their maximum.
     """
 
     storage: SlotClass
@@ -79,7 +83,9 @@ class Writing:
 
 @dataclass(slots=True)
 class Pass:
-    """Who sees what in one forward pass. ``prefixes`` pairs a prefix with the tokens (n,) that see it, None for all of them."""
+    """Who sees what in one forward pass. ``prefixes`` pairs a prefix with the tokens (n,) that see it, None
+    for all of them.
+    """
 
     tokens: int
     prefixes: list[tuple[Prefix, torch.Tensor | None]] = field(default_factory=list)
@@ -95,7 +101,9 @@ class Pass:
 
     @property
     def padded(self) -> int:
-        """Places of its rectangles that hold no token; they cost attention, no matrix product of the model."""
+        """Places of its rectangles that hold no token; they cost attention, no matrix product of the
+        model.
+        """
         return sum(fresh.index.numel() - fresh.real.numel() for fresh in self.fresh)
 
 
@@ -124,7 +132,9 @@ def packed_attention(
     scaling: float,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of one layer for the current pass; returns (1, T, H, D). Raises ValueError for kinds of attention it does not do."""
+    """Attention of one layer for the current pass; returns (1, T, H, D). Raises ValueError for kinds of
+    attention it does not do.
+    """
     unknown = [name for name in _UNSUPPORTED if options.get(name) is not None]
     if unknown:
         raise ValueError(f"packed attention does not know {', '.join(unknown)}")
@@ -132,7 +142,9 @@ def packed_attention(
     assert running is not None, "packed attention outside of a pass"
     layer = module.layer_idx
     for writing in running.writing:
-        writing.storage.write(layer, writing.slots, writing.columns, key[0, :, writing.tokens], value[0, :, writing.tokens])
+        writing.storage.write(
+            layer, writing.slots, writing.columns, key[0, :, writing.tokens], value[0, :, writing.tokens]
+        )
     joined = _Joined(query, value.shape[-1])
     for fresh in running.fresh:
         _attend_fresh(joined, query, key, value, fresh, scaling)
@@ -155,7 +167,9 @@ def _fill(prefix: Prefix, layer: int, key: torch.Tensor, value: torch.Tensor) ->
         prefix.layers[layer] = (key.contiguous(), value.contiguous())
 
 
-def _attend_fresh(joined: _Joined, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, fresh: Fresh, scaling: float) -> None:
+def _attend_fresh(
+    joined: _Joined, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, fresh: Fresh, scaling: float
+) -> None:
     """Newcomers among themselves: causal, or by their tree masks."""
     rows, longest = fresh.index.shape
     if rows == 1 and longest == query.shape[2]:
@@ -179,7 +193,8 @@ def _rows(states: torch.Tensor, flat: torch.Tensor, rows: int, longest: int) -> 
 def _attend_cached(joined: _Joined, layer: int, query: torch.Tensor, cached: Cached, scaling: float) -> None:
     """Rows to their own slots.
 
-    Query heads of one KV head, and the tokens of one row, are laid side by side as one stretch of queries: each key is read once.
+    Query heads of one KV head, and the tokens of one row, are laid side by side as one stretch of queries:
+    each key is read once.
     """
     rows, each = cached.tokens.shape
     keys, values = cached.storage.read(layer, cached.slots, cached.longest)
@@ -204,17 +219,25 @@ def _everything(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, sca
 
 
 def attend(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, *, causal: bool = False,
-    mask: torch.Tensor | None = None, visible: torch.Tensor | None = None,
-) -> _KeysValues:  # fmt: skip
-    """Softmax attention with its log-sum-exp: (n, H, q, D) and (n, H, q). Query heads may be a multiple of KV heads.
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float,
+    *,
+    causal: bool = False,
+    mask: torch.Tensor | None = None,
+    visible: torch.Tensor | None = None,
+) -> _KeysValues:
+    """Softmax attention with its log-sum-exp: (n, H, q, D) and (n, H, q). Query heads may be a multiple of KV
+    heads.
 
     ``mask`` is added to the scores; ``visible`` is the same in booleans.
     """
     if visible is not None:
         mask = _added(visible, query.dtype)
     if query.device.type == "cpu" and value.shape[-1] == key.shape[-1]:
-        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001  # the public one keeps the log-sum-exp
+        # the public one keeps the log-sum-exp
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001
         result: _KeysValues = kernel(query, key, value, 0.0, causal, attn_mask=mask, scale=scaling)
         return result
     return _attend_plainly(query, key, value, scaling, causal=causal, mask=mask)
@@ -222,13 +245,23 @@ def attend(
 
 def _added(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A mask to add to scores: 0 where ``visible``, else minus infinity."""
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(
+        ~visible, float("-inf")
+    )
 
 
 def _attend_plainly(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, *, causal: bool, mask: torch.Tensor | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float,
+    *,
+    causal: bool,
+    mask: torch.Tensor | None,
 ) -> _KeysValues:
-    """The formula itself, in float32, a stretch of queries at a time, for devices without a kernel that returns the log-sum-exp."""
+    """The formula itself, in float32, a stretch of queries at a time, for devices without a kernel that
+    returns the log-sum-exp.
+    """
     outputs, lses = [], []
     for begin in range(0, query.shape[2], _PLAIN_QUERIES):
         some = query[:, :, begin : begin + _PLAIN_QUERIES]
@@ -240,16 +273,26 @@ def _attend_plainly(
 
 
 def _attend_stretch(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, *, first: int | None, mask: torch.Tensor | None
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scaling: float,
+    *,
+    first: int | None,
+    mask: torch.Tensor | None,
 ) -> _KeysValues:
-    """``first`` is the position of the first query among the keys where each sees only keys up to its own place, else None."""
+    """``first`` is the position of the first query among the keys where each sees only keys up to its own
+    place, else None.
+    """
     rows, heads, queries, _ = query.shape
     groups, keys = key.shape[1], key.shape[2]
     stacked = query.reshape(rows, groups, heads // groups, queries, -1).float()
     scores = stacked @ key[:, :, None].float().transpose(-1, -2) * scaling
     if first is not None:
         places = torch.arange(keys, device=query.device)
-        scores = scores.masked_fill(places[None, :] > first + torch.arange(queries, device=query.device)[:, None], float("-inf"))
+        scores = scores.masked_fill(
+            places[None, :] > first + torch.arange(queries, device=query.device)[:, None], float("-inf")
+        )
     if mask is not None:
         scores = scores + mask[:, :, None]
     lse = scores.logsumexp(-1)

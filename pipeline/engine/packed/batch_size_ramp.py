@@ -1,8 +1,8 @@
 """How many rows decode together: found by trying, within what memory allows. Pure arithmetic on seconds.
 
-More rows share the reading of the weights, until the matrix products are saturated; where that is depends on the machine and
-the model. So the limit starts small and doubles as long as a decoded token gets cheaper by it; passes that also read prompts say
-nothing about that and are not counted.
+More rows share the reading of the weights, until the matrix products are saturated; where that is depends on
+the machine and the model. So the limit starts small and doubles as long as a decoded token gets cheaper by
+it; passes that also read prompts say nothing about that and are not counted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""The engine that batches continuously: packed passes, a shared prefix read once, label trees, places refilled while others go on.
+"""The engine that batches continuously: packed passes, a shared prefix read once, label trees, places
+refilled while others go on.
 
-Requests it cannot run (a row beyond a sliding window, a pass that failed in company) go to the static engine, which has every
-way out of failure; so does everything when the model's family does not pass ``pipeline.engine.packed.support``.
+Requests it cannot run (a row beyond a sliding window, a pass that failed in company) go to the static engine,
+which has every way out of failure; so does everything when the model's family does not pass
+``pipeline.engine.packed.support``.
 """
 
 from __future__ import annotations
@@ -69,8 +71,15 @@ class ContinuousEngine:
     """Implements ``pipeline.engine.interface.Engine``. One thread; the model sits on one device."""
 
     def __init__(
-        self, model: Any, plan: Plan, *, end_ids: Sequence[int], static: ModelEngine, window: int | None, reuse: Reuse | None = None
-    ) -> None:  # fmt: skip
+        self,
+        model: Any,
+        plan: Plan,
+        *,
+        end_ids: Sequence[int],
+        static: ModelEngine,
+        window: int | None,
+        reuse: Reuse | None = None,
+    ) -> None:
         self.listener: Listener | None = None
         self._plan = plan
         self._end_ids = frozenset(end_ids)
@@ -78,7 +87,8 @@ class ContinuousEngine:
         self._window = window
         self._model = model
         self._packed = PackedModel(model, input_device(model))
-        self._plain_attention = model.config._attn_implementation  # noqa: SLF001  # the setting has no public reader
+        # the setting has no public reader
+        self._plain_attention = model.config._attn_implementation  # noqa: SLF001
         self._documents = Documents(self._packed, plan, reuse)
         self._texts = Texts(reuse)
         self._waiting: list[tuple[int, int, int]] = []
@@ -87,7 +97,8 @@ class ContinuousEngine:
         self._prefixes: OrderedDict[tuple[int, ...], Prefix] = OrderedDict()
         self._users: Counter[tuple[int, ...]] = Counter()
         self._rows, self._columns = plan.max_batch_rows, plan.batch_tokens
-        self._ramp = Ramp(plan.max_batch_rows)  # of rows that decode; those that are only read leave with their pass
+        # of rows that decode; those that are only read leave with their pass
+        self._ramp = Ramp(plan.max_batch_rows)
         self._tries: dict[tuple[tuple[int, ...], ...], LabelTrie] = {}
         self._worth: dict[tuple[tuple[tuple[int, ...], ...], float], SearchWorth] = {}
 
@@ -99,7 +110,9 @@ class ContinuousEngine:
     def admit(self, requests: Sequence[Request]) -> None:
         """Queue ``requests``, longest first."""
         for request in requests:
-            if self._static.refuses(request) or (self._window is not None and row_tokens(request) > self._window):
+            if self._static.refuses(request) or (
+                self._window is not None and row_tokens(request) > self._window
+            ):
                 self._static.admit([request])
             else:
                 self._requests[request.request_id] = request
@@ -147,11 +160,13 @@ class ContinuousEngine:
         if self.listener is not None:
             self.listener.pulse()
 
-    # ── who takes part ─────────────────────────────────────────────────────────────────────────────────────────────
+    # ── who takes part ──────────────────────────────────────────────────────────────────────────────────────
 
     def _invite(self) -> None:
         """Let waiting requests in while there is room: rows, columns of KV memory, and tokens of one pass."""
-        budget = self._plan.prefill_chunk_tokens - sum(len(guest.own) - guest.read for guest in self._guests if guest.reading)
+        budget = self._plan.prefill_chunk_tokens - sum(
+            len(guest.own) - guest.read for guest in self._guests if guest.reading
+        )
         columns = sum(guest.row.storage.capacity for guest in self._guests if guest.row.storage)
         newcomers: list[int] = []
         while self._waiting and budget > 0 and len(self._guests) < self._rows:
@@ -159,7 +174,10 @@ class ContinuousEngine:
             if request is None:  # released
                 heapq.heappop(self._waiting)
                 continue
-            if isinstance(request.ask, Decode) and sum(guest.output is not None for guest in self._guests) >= self._ramp.rows:
+            if (
+                isinstance(request.ask, Decode)
+                and sum(guest.output is not None for guest in self._guests) >= self._ramp.rows
+            ):
                 break
             needed = class_capacity(row_tokens(request))
             if self._guests and columns + self._documents.columns + needed > self._columns:
@@ -187,7 +205,10 @@ class ContinuousEngine:
         if isinstance(request.ask, Decode):
             guest.output = Output(request.ask, self._end_ids)
             guest.own += self._texts.begun(request, guest.output)
-            self._packed.place(guest.row, (count if document is not None else 0) + len(guest.own) + request.ask.max_new_tokens)
+            self._packed.place(
+                guest.row,
+                (count if document is not None else 0) + len(guest.own) + request.ask.max_new_tokens,
+            )
             if document is not None:  # a row decodes faster when all it sees is in its slot
                 self._packed.settle(guest.row)
             return guest
@@ -205,15 +226,22 @@ class ContinuousEngine:
         self._packed.leave(guest.row, (other.row for other in self._guests))
 
     def _prefix(self, request: Request) -> tuple[Prefix | None, int]:
-        """The shared beginning, read now if it is new, and its length; at least one token of the prompt is left."""
+        """The shared beginning, read now if it is new, and its length; at least one token of the prompt is
+        left.
+        """
         ids = request.ids[: min(request.prefix_tokens, len(request.ids) - 1)]
         known = ids in self._prefixes
-        if len(ids) < _LEAST_PREFIX_TOKENS or not (known or self._users[request.ids[: request.prefix_tokens]] > 1):
+        if len(ids) < _LEAST_PREFIX_TOKENS or not (
+            known or self._users[request.ids[: request.prefix_tokens]] > 1
+        ):
             return None, 0
         if not known:
             self._prefixes[ids] = self._documents.instructions(ids)
         self._prefixes.move_to_end(ids)
-        while len(self._prefixes) > 1 and sum(map(len, self._prefixes)) > self._plan.batch_tokens // _PREFIX_SHARE:
+        while (
+            len(self._prefixes) > 1
+            and sum(map(len, self._prefixes)) > self._plan.batch_tokens // _PREFIX_SHARE
+        ):
             self._prefixes.popitem(last=False)
         return self._prefixes[ids], len(ids)
 
@@ -231,7 +259,7 @@ class ContinuousEngine:
             self._worth[key] = SearchWorth(self._trie(ask), ask.tolerance)
         return self._worth[key]
 
-    # ── one pass ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── one pass ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _feeds(self) -> list[tuple[_Guest, Feed]]:
         budget = self._plan.prefill_chunk_tokens
@@ -258,17 +286,28 @@ class ContinuousEngine:
         return Feed(guest.row, tokens, keep, (last, *nodes), guest.trie, guest.asked)
 
     def _again(self, guest: _Guest) -> Feed:
-        """A row that has read its prompt: the token it decoded, or the tree nodes its search asks for, with their ancestors."""
+        """A row that has read its prompt: the token it decoded, or the tree nodes its search asks for, with
+        their ancestors.
+        """
         if guest.output is not None:
             return Feed(guest.row, guest.output.reply.token_ids[-1:], keep=True, logits=(0,))
         assert guest.trie is not None
         nodes = sorted({above for node in guest.asked for above in guest.trie.ancestors(node)})
-        return Feed(guest.row, (), keep=False, logits=[nodes.index(node) for node in guest.asked], trie=guest.trie, nodes=nodes)
+        return Feed(
+            guest.row,
+            (),
+            keep=False,
+            logits=[nodes.index(node) for node in guest.asked],
+            trie=guest.trie,
+            nodes=nodes,
+        )
 
     def _take_in(
         self, feeds: Sequence[tuple[_Guest, Feed]], logits: torch.Tensor, states: torch.Tensor | None
-    ) -> list[Generation]:  # fmt: skip
-        """Give every guest its own of ``logits`` (wanted, vocabulary) and ``states`` (1, wanted, hidden); what has ended by them."""
+    ) -> list[Generation]:
+        """Give every guest its own of ``logits`` (wanted, vocabulary) and ``states`` (1, wanted, hidden);
+        what has ended by them.
+        """
         finished = []
         best, greedy = logits.max(dim=-1)
         finite, choices = best.isfinite().tolist(), greedy.tolist()
@@ -281,14 +320,21 @@ class ContinuousEngine:
                 self._static.admit([guest.request])  # alone it may hold; if not, it is recorded there
             elif end > begin and guest.output is not None:
                 output = guest.output
-                output.push(choices[begin] if output.sampler is None else output.sampler.choose(logits[begin]))
+                output.push(
+                    choices[begin] if output.sampler is None else output.sampler.choose(logits[begin])
+                )
                 self._texts.grown(guest.request, output)
                 if output.ended:
                     reply = output.reply
-                    finished.append(self._generation(guest, token_ids=tuple(reply.token_ids), finish_reason=reply.finish_reason))
+                    finished.append(
+                        self._generation(
+                            guest, token_ids=tuple(reply.token_ids), finish_reason=reply.finish_reason
+                        )
+                    )
             elif end > begin:
                 if guest.wants_features and states is not None and states.shape[1] == len(logits):
-                    guest.features = packed(states[0, begin])  # the first of its predictions is at the prompt's last token
+                    # the first of its predictions is at the prompt's last token
+                    guest.features = packed(states[0, begin])
                 scores = self._scored(guest, logits[begin:end])
                 if scores is not None:
                     finished.append(self._generation(guest, scores=tuple(scores), features=guest.features))
@@ -296,7 +342,9 @@ class ContinuousEngine:
         return finished
 
     def _scored(self, guest: _Guest, logits: torch.Tensor) -> list[float] | None:
-        """Take predictions in, the prompt's first if it was just read; the label scores once nothing more is needed."""
+        """Take predictions in, the prompt's first if it was just read; the label scores once nothing more is
+        needed.
+        """
         trie = guest.trie
         assert trie is not None
         first = guest.search is None or not guest.search.known_root
@@ -310,7 +358,13 @@ class ContinuousEngine:
         if guest.search is None:
             if isinstance(guest.request.ask, Score) and guest.request.ask.tolerance > 0:
                 self._search_worth(guest.request.ask).learn(predicted)
-            return trie.scores({(node, token): value for node, values in predicted.items() for token, value in values.items()})
+            return trie.scores(
+                {
+                    (node, token): value
+                    for node, values in predicted.items()
+                    for token, value in values.items()
+                }
+            )
         for node in nodes:
             guest.search.learn(node, predicted[node])
         guest.asked = guest.search.wanted()
@@ -320,8 +374,12 @@ class ContinuousEngine:
         self._leave(guest)
         request = guest.request
         return Generation(
-            request.request_id, prompt_tokens=len(request.ids), seconds=guest.seconds, batch_rows=guest.company, **answer
-        )  # fmt: skip
+            request.request_id,
+            prompt_tokens=len(request.ids),
+            seconds=guest.seconds,
+            batch_rows=guest.company,
+            **answer,
+        )
 
     def _share_time(self, feeds: Sequence[tuple[_Guest, Feed]], seconds: float) -> None:
         total = sum(feed.size for _, feed in feeds)
@@ -331,7 +389,9 @@ class ContinuousEngine:
 
     def _leave(self, guest: _Guest) -> None:
         self._guests.remove(guest)
-        with torch.inference_mode():  # rows move inside tensors made in it, also when a request is released between passes
+        with (
+            torch.inference_mode()
+        ):  # rows move inside tensors made in it, also when a request is released between passes
             self._packed.leave(guest.row, (other.row for other in self._guests))
         self._unshare(guest.request)
 
@@ -343,7 +403,9 @@ class ContinuousEngine:
             del self._users[shared]
 
     def _surrender(self, error: Exception) -> None:
-        """Hand everything in the model to the static engine, which runs smaller and alone, and names the guilty."""
+        """Hand everything in the model to the static engine, which runs smaller and alone, and names the
+        guilty.
+        """
         guests = list(self._guests)
         for guest in reversed(guests):
             self._leave(guest)

@@ -1,11 +1,12 @@
 """Label sequences as a trie, and which of its nodes must be computed: pure Python on ints and floats.
 
-Labels share beginnings, so their log-probabilities share work: a node is one token after one beginning, fed once however many labels
-pass through it. The logits of the prompt's last token give the first level; those of a node give its children. End tokens are
-only ever predicted, never fed.
+Labels share beginnings, so their log-probabilities share work: a node is one token after one beginning, fed
+once however many labels pass through it. The logits of the prompt's last token give the first level; those of
+a node give its children. End tokens are only ever predicted, never fed.
 
-With a tolerance, nodes are computed best first: what is left uncomputed can together weigh at most as much as the probability
-of the beginnings it hangs on, so the search ends when that can change neither the winner nor its probability beyond the tolerance.
+With a tolerance, nodes are computed best first: what is left uncomputed can together weigh at most as much as
+the probability of the beginnings it hangs on, so the search ends when that can change neither the winner nor
+its probability beyond the tolerance.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ class Node:
 
 
 class LabelTrie:
-    """The trie of non-empty token sequences. ``nodes`` are listed parents first; ``targets`` pair a node with a token it must predict."""
+    """The trie of non-empty token sequences. ``nodes`` are listed parents first; ``targets`` pair a node with
+    a token it must predict.
+    """
 
     def __init__(self, sequences: Sequence[Sequence[int]]) -> None:
         self.nodes: list[Node] = []
@@ -76,7 +79,9 @@ class LabelTrie:
 
 
 class Search:
-    """Best-first computation of one document's label scores, to ``tolerance`` in the winner's normalized probability."""
+    """Best-first computation of one document's label scores, to ``tolerance`` in the winner's normalized
+    probability.
+    """
 
     def __init__(self, trie: LabelTrie, tolerance: float, at_once: int = 16) -> None:
         self._trie = trie
@@ -102,7 +107,9 @@ class Search:
                 self._complete[label] = self._reached[node] + predicted[last_token]
 
     def wanted(self) -> list[int]:
-        """Nodes to compute next, their parents all known; empty when nothing left can matter. Taken off the frontier."""
+        """Nodes to compute next, their parents all known; empty when nothing left can matter. Taken off the
+        frontier.
+        """
         if self._settled():
             return []
         chosen: list[int] = []
@@ -115,7 +122,9 @@ class Search:
         return chosen
 
     def scores(self) -> list[float]:
-        """Log-probability of every label; of one left uncomputed, an equal share of the most that its beginning allows."""
+        """Log-probability of every label; of one left uncomputed, an equal share of the most that its
+        beginning allows.
+        """
         scores = dict(self._complete)
         for minus, node in self._frontier:
             labels = self._trie.below[node]
@@ -129,7 +138,9 @@ class Search:
         return math.fsum(math.exp(self._reached[node]) for node in nodes)
 
     def _settled(self) -> bool:
-        """Whether the frontier's mass, spread in any way, can change neither the winner nor its probability beyond the tolerance."""
+        """Whether the frontier's mass, spread in any way, can change neither the winner nor its probability
+        beyond the tolerance.
+        """
         if not self._frontier:
             return True
         if not self._complete or self._tolerance <= 0:
@@ -141,7 +152,9 @@ class Search:
 
 
 def nodes_needed(trie: LabelTrie, predicted: Mapping[int, Mapping[int, float]], tolerance: float) -> int:
-    """How many nodes a search would have computed, given what all of them (and ROOT) predict: token → log-probability."""
+    """How many nodes a search would have computed, given what all of them (and ROOT) predict: token →
+    log-probability.
+    """
     search = Search(trie, tolerance)
     search.learn(ROOT, predicted[ROOT])
     needed = 0
@@ -153,10 +166,11 @@ def nodes_needed(trie: LabelTrie, predicted: Mapping[int, Mapping[int, float]], 
 
 
 class SearchWorth:
-    """Whether searching a tree pays, or all of it had better ride along with the prompt: found on the first few documents.
+    """Whether searching a tree pays, or all of it had better ride along with the prompt: found on the first
+    few documents.
 
-    A model that is sure of itself leaves most of a tree uncomputed; one that spreads its probability needs nearly all of it, and then many
-    small passes cost more than a large one.
+    A model that is sure of itself leaves most of a tree uncomputed; one that spreads its probability needs
+    nearly all of it, and then many small passes cost more than a large one.
     """
 
     def __init__(self, trie: LabelTrie, tolerance: float) -> None:
@@ -166,8 +180,12 @@ class SearchWorth:
 
     @property
     def pays(self) -> bool:
-        """True once the first documents have shown that less than a third of the tree is needed; each node comes with its ancestors."""
-        return len(self._needed) >= _TRIED_DOCUMENTS and sum(self._needed) * 3 < len(self._trie.nodes) * len(self._needed)
+        """True once the first documents have shown that less than a third of the tree is needed; each node
+        comes with its ancestors.
+        """
+        return len(self._needed) >= _TRIED_DOCUMENTS and sum(self._needed) * 3 < len(self._trie.nodes) * len(
+            self._needed
+        )
 
     def learn(self, predicted: Mapping[int, Mapping[int, float]]) -> None:
         """Take in a document whose tree was computed as a whole."""

@@ -1,7 +1,9 @@
-"""Packed passes over one model: rows of documents that read their prompts, decode and score side by side, without padding.
+"""Packed passes over one model: rows of documents that read their prompts, decode and score side by side,
+without padding.
 
-Each pass is one forward call over the next tokens of all live rows and the prompts of newcomers, end to end (continuous batching:
-Yu et al., Orca, 2022). A row that ends leaves its slot at once; what is read for a label task never needs one.
+Each pass is one forward call over the next tokens of all live rows and the prompts of newcomers, end to end
+(continuous batching: Yu et al., Orca, 2022). A row that ends leaves its slot at once; what is read for a
+label task never needs one.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from pipeline.engine.packed.label_trie import LabelTrie
 class Row:
     """One document in the model: its prompt behind the shared prefix, where it is cached, how far it has got.
 
-    ``ids`` are the tokens still to be read of the prompt (without the prefix); ``cached`` of them are in the slot.
+    ``ids`` are the tokens still to be read of the prompt (without the prefix); ``cached`` of them are in the
+    slot.
     """
 
     ids: Sequence[int]
@@ -39,10 +42,12 @@ class Row:
 
 @dataclass(slots=True)
 class Feed:
-    """Tokens of one row that go into a pass: a stretch of its prompt, the token it decoded, or nodes of a label tree.
+    """Tokens of one row that go into a pass: a stretch of its prompt, the token it decoded, or nodes of a
+    label tree.
 
-    ``nodes`` are tree nodes that follow the tokens, with all their ancestors; they see the row's tokens and those. ``keep`` writes keys and
-    values of the tokens (never of the nodes). ``logits`` are the offsets in ``tokens`` + ``nodes`` whose logits are wanted.
+    ``nodes`` are tree nodes that follow the tokens, with all their ancestors; they see the row's tokens and
+    those. ``keep`` writes keys and values of the tokens (never of the nodes). ``logits`` are the offsets in
+    ``tokens`` + ``nodes`` whose logits are wanted.
     """
 
     row: Row
@@ -59,7 +64,9 @@ class Feed:
 
 
 class PackedModel:
-    """Runs packed passes. The model must call attention through transformers' interface; ``supports`` finds out by trying."""
+    """Runs packed passes. The model must call attention through transformers' interface; ``supports`` finds
+    out by trying.
+    """
 
     def __init__(self, model: Any, device: torch.device) -> None:
         self._model = model
@@ -73,7 +80,9 @@ class PackedModel:
         row.slot = row.storage.take()
 
     def leave(self, row: Row, live: Iterable[Row]) -> None:
-        """Free the row's slot and close the gap with the class's last row, so that the live ones stay side by side."""
+        """Free the row's slot and close the gap with the class's last row, so that the live ones stay side by
+        side.
+        """
         storage = row.storage
         if storage is None:
             return
@@ -113,7 +122,9 @@ class PackedModel:
         row.prefix, row.cached = None, prefix.tokens
 
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
-        """One pass over ``feeds``; returns float32 logits (wanted, vocabulary), feed by feed in their order."""
+        """One pass over ``feeds``; returns float32 logits (wanted, vocabulary), feed by feed in their
+        order.
+        """
         layout = _Layout(feeds)
         current = Pass(layout.size)
         self._see_prefixes(current, layout)
@@ -125,7 +136,9 @@ class PackedModel:
             feed.row.cached += len(feed.tokens) if feed.keep else 0
         return logits
 
-    def _call(self, ids: Sequence[int], positions: Iterable[int], current: Pass, wanted: Sequence[int]) -> torch.Tensor:
+    def _call(
+        self, ids: Sequence[int], positions: Iterable[int], current: Pass, wanted: Sequence[int]
+    ) -> torch.Tensor:
         attention.begin(current)
         try:
             output = self._model(
@@ -143,7 +156,9 @@ class PackedModel:
         groups: dict[int, tuple[Prefix, list[int]]] = {}
         for begin, feed in layout:
             if feed.row.prefix is not None:
-                groups.setdefault(id(feed.row.prefix), (feed.row.prefix, []))[1].extend(range(begin, begin + feed.size))
+                groups.setdefault(id(feed.row.prefix), (feed.row.prefix, []))[1].extend(
+                    range(begin, begin + feed.size)
+                )
         for prefix, tokens in groups.values():
             current.prefixes.append((prefix, None if len(tokens) == layout.size else self._tensor(tokens)))
 
@@ -152,13 +167,18 @@ class PackedModel:
         for begin, feed in layout:
             if feed.keep and feed.row.storage is not None:
                 places = groups.setdefault(id(feed.row.storage), (feed.row.storage, []))[1]
-                places.extend((begin + offset, feed.row.slot, feed.row.cached + offset) for offset in range(len(feed.tokens)))
+                places.extend(
+                    (begin + offset, feed.row.slot, feed.row.cached + offset)
+                    for offset in range(len(feed.tokens))
+                )
         for storage, places in groups.values():
             tokens, slots, columns = (self._tensor(column) for column in zip(*places, strict=True))
             current.writing.append(Writing(storage, tokens, slots, columns))
 
     def _see_cached(self, current: Pass, layout: _Layout) -> None:
-        """Rows that have something cached see it; a single kept token sees itself there too, which saves the second kernel call."""
+        """Rows that have something cached see it; a single kept token sees itself there too, which saves the
+        second kernel call.
+        """
         groups: dict[tuple[int, int], list[tuple[int, Feed]]] = {}
         for begin, feed in layout:
             if feed.row.storage is not None and feed.row.cached:
@@ -173,19 +193,27 @@ class PackedModel:
             current.cached.append(Cached(storage, tokens, slots, self._tensor(lengths), max(lengths)))
 
     def _see_fresh(self, current: Pass, layout: _Layout) -> None:
-        """Everything else sees its neighbours; stretches of like length share a kernel call, trees apart from plain ones."""
+        """Everything else sees its neighbours; stretches of like length share a kernel call, trees apart from
+        plain ones.
+        """
         plain = [(begin, begin + feed.size) for begin, feed in layout if not feed.nodes and not _alone(feed)]
         for group in _like_lengths(plain):
             current.fresh.append(self._fresh(group, None))
         trees = [(begin, feed) for begin, feed in layout if feed.nodes]
         for members in _like_sizes(trees):
             stretches = [(begin, begin + feed.size) for begin, feed in members]
-            current.fresh.append(self._fresh(stretches, _visible([feed for _, feed in members]).to(self.device)))
+            current.fresh.append(
+                self._fresh(stretches, _visible([feed for _, feed in members]).to(self.device))
+            )
 
     def _fresh(self, stretches: Sequence[tuple[int, int]], visible: torch.Tensor | None) -> Fresh:
         longest = max(end - begin for begin, end in stretches)
         index = [[*range(begin, end), *[end - 1] * (longest - (end - begin))] for begin, end in stretches]
-        real = [row * longest + offset for row, (begin, end) in enumerate(stretches) for offset in range(end - begin)]
+        real = [
+            row * longest + offset
+            for row, (begin, end) in enumerate(stretches)
+            for offset in range(end - begin)
+        ]
         tokens = [token for begin, end in stretches for token in range(begin, end)]
         return Fresh(self._tensor(index), self._tensor(real), self._tensor(tokens), visible)
 
@@ -247,7 +275,9 @@ def _like_sizes(trees: Sequence[tuple[int, Feed]]) -> list[list[tuple[int, Feed]
 
 
 def _visible(feeds: Sequence[Feed]) -> torch.Tensor:
-    """(rows, 1, longest, longest): tokens see earlier tokens, nodes see all tokens and their own ancestors. Padding sees itself."""
+    """(rows, 1, longest, longest): tokens see earlier tokens, nodes see all tokens and their own ancestors.
+    Padding sees itself.
+    """
     longest = max(feed.size for feed in feeds)
     visible = torch.eye(longest, dtype=torch.bool).repeat(len(feeds), 1, 1)
     for row, feed in enumerate(feeds):

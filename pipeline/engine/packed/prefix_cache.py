@@ -1,8 +1,10 @@
-"""Beginnings of prompts that are read once: a task's instructions, a document about which several questions are asked.
+"""Beginnings of prompts that are read once: a task's instructions, a document about which several questions
+are asked.
 
-In memory a beginning is a ``Prefix``: one copy, seen by all rows whose prompts begin with it. It stays while a question that is
-queued or running begins with it. Behind that lies the shelf: what earlier runs and other tasks left there is loaded instead of
-computed, what further questions may want is put there, and the reading of a long document is saved on its way.
+In memory a beginning is a ``Prefix``: one copy, seen by all rows whose prompts begin with it. It stays while
+a question that is queued or running begins with it. Behind that lies the shelf: what earlier runs and other
+tasks left there is loaded instead of computed, what further questions may want is put there, and the reading
+of a long document is saved on its way.
 """
 
 from __future__ import annotations
@@ -20,12 +22,16 @@ from pipeline.records import Plan, Request, document_of
 from pipeline.stores.kv.entry import Loaded
 
 _LEAST_SHARED_TOKENS = 32
-_RECENT_SHARE = 8  # of a batch's columns: documents that wait in memory for questions of this run that have not come yet
+_RECENT_SHARE = (
+    8  # of a batch's columns: documents that wait in memory for questions of this run that have not come yet
+)
 _Ids = tuple[int, ...]
 
 
 class Documents:
-    """See the module. ``reuse`` None: only what is in memory is shared. ``pulse`` is called after each pass."""
+    """See the module. ``reuse`` None: only what is in memory is shared. ``pulse`` is called after each
+    pass.
+    """
 
     def __init__(self, packed: PackedModel, plan: Plan, reuse: Reuse | None) -> None:
         self.pulse: Callable[[], None] = lambda: None
@@ -41,7 +47,7 @@ class Documents:
         self._saved: dict[_Ids, bool] = {}
         self._read_tokens = 0
 
-    # ── who wants what ─────────────────────────────────────────────────────────────────────────────────────────────
+    # ── who wants what ──────────────────────────────────────────────────────────────────────────────────────
 
     def expect(self, request: Request) -> None:
         """A question is queued."""
@@ -82,10 +88,12 @@ class Documents:
         tokens, self._read_tokens = self._read_tokens, 0
         return tokens
 
-    # ── making it ──────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── making it ───────────────────────────────────────────────────────────────────────────────────────────
 
     def beginning(self, request: Request, base: Prefix | None) -> Prefix | None:
-        """The prompt up to the end of its document, where that is there or worth a pass of its own; ``base`` is a beginning of it."""
+        """The prompt up to the end of its document, where that is there or worth a pass of its own; ``base``
+        is a beginning of it.
+        """
         if request.document_end < _LEAST_SHARED_TOKENS:
             return None
         key = document_of(request)
@@ -111,10 +119,14 @@ class Documents:
         return prefix
 
     def _is_looked_for(self, request: Request) -> bool:
-        return self._expected[document_of(request)] > 1 or (self.reuse is not None and self.reuse.is_wanted(request.document_tokens))
+        return self._expected[document_of(request)] > 1 or (
+            self.reuse is not None and self.reuse.is_wanted(request.document_tokens)
+        )
 
     def _made(self, request: Request, key: _Ids, base: Prefix | None) -> Prefix | None:
-        """Loaded, or computed if somebody else will want it; None where the question may as well be read in one go."""
+        """Loaded, or computed if somebody else will want it; None where the question may as well be read in
+        one go.
+        """
         here = self._expected[key] - 1
         if self.reuse is None or not self.reuse.is_wanted(request.document_tokens):
             return self._continued(base, key, None) if here > 0 else None
@@ -126,13 +138,21 @@ class Documents:
             self._saved[key] = keep
         if prefix is None and not (here > 0 or keep or long):
             return None
-        saving = Saving(self.reuse, key, prefix.tokens if prefix and resumed else 0) if long or resumed else None
-        return self._computed(key, prefix or base, keep=keep and (prefix is None or prefix.tokens < len(key)), saving=saving)
+        saving = (
+            Saving(self.reuse, key, prefix.tokens if prefix and resumed else 0) if long or resumed else None
+        )
+        return self._computed(
+            key, prefix or base, keep=keep and (prefix is None or prefix.tokens < len(key)), saving=saving
+        )
 
     def _computed(self, key: _Ids, start: Prefix | None, *, keep: bool, saving: Saving | None) -> Prefix:
         """``key`` read from where ``start`` ends, and put on the shelf if it is to be kept."""
         assert self.reuse is not None
-        shelf, begun, started = self.reuse.shelf, start.tokens if start is not None else 0, time.perf_counter()
+        shelf, begun, started = (
+            self.reuse.shelf,
+            start.tokens if start is not None else 0,
+            time.perf_counter(),
+        )
         prefix = self._continued(start, key, saving)
         if prefix.tokens > begun:
             shelf.computed(prefix.tokens - begun, time.perf_counter() - started)
@@ -150,7 +170,8 @@ class Documents:
         prefix = Prefix(0) if start is None else Prefix(start.tokens, dict(start.layers))
         started, chunk_tokens = time.perf_counter(), self._plan.prefill_chunk_tokens
         while prefix.tokens < len(ids):
-            # Stretches end at the same tokens whether or not the beginning was loaded: the numbers are the same then, too.
+            # Stretches end at the same tokens whether or not the beginning was loaded: the numbers are the
+            # same then, too.
             end = min(len(ids), (prefix.tokens // chunk_tokens + 1) * chunk_tokens)
             self._read_tokens += end - prefix.tokens
             self._packed.extend(prefix, ids[prefix.tokens : end])
@@ -175,7 +196,8 @@ class Documents:
 def _ranges(prefix: Prefix, begin: int) -> dict[str, torch.Tensor]:
     """Keys and values of all layers as the store has them: (G, tokens, D), those from token ``begin``.
 
-    A part is a copy: a view of it would keep the whole prefix as it is now in memory for as long as it waits to be written.
+    A part is a copy: a view of it would keep the whole prefix as it is now in memory for as long as it waits
+    to be written.
     """
     ranges = {}
     for layer, pair in prefix.layers.items():

@@ -1,4 +1,6 @@
-"""Which models packed passes are for: told by the configuration where it can be, else found by trying a few tokens at load."""
+"""Which models packed passes are for: told by the configuration where it can be, else found by trying a few
+tokens at load.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from pipeline.records import Plan
 
 
 def sliding_window(config: Any) -> int | None:
-    """Tokens that every layer sees, None where all see everything. Rows beyond it are not for packed attention."""
+    """Tokens that every layer sees, None where all see everything. Rows beyond it are not for packed
+    attention.
+    """
     text = config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or ())
     if kinds and not kinds & {"sliding_attention", "chunked_attention"}:
@@ -25,13 +29,20 @@ def sliding_window(config: Any) -> int | None:
 
 def spread(model: Any) -> str | None:
     """What to say of a model whose layers are on several devices, None of one that is in one place."""
-    streamed = hasattr(model.get_input_embeddings(), "computes_on")  # its weights are nowhere until they are needed; offloaded ones, too
-    devices = {parameter.device for parameter in model.parameters() if not (streamed and parameter.device.type == "meta")}
+    # its weights are nowhere until they are needed; offloaded ones, too
+    streamed = hasattr(model.get_input_embeddings(), "computes_on")
+    devices = {
+        parameter.device
+        for parameter in model.parameters()
+        if not (streamed and parameter.device.type == "meta")
+    }
     return "it is spread over several devices" if len(devices) > 1 else None
 
 
 def unsupported(model: Any, plan: Plan) -> str | None:
-    """Why packed passes are not for this model, found by comparing them with plain ones on a few tokens; None when they are."""
+    """Why packed passes are not for this model, found by comparing them with plain ones on a few tokens; None
+    when they are.
+    """
     config = model.config.get_text_config()
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rope in ("dynamic", "longrope"):
@@ -47,12 +58,16 @@ def unsupported(model: Any, plan: Plan) -> str | None:
 
 
 def _difference(model: Any, vocabulary: int) -> tuple[float, float]:
-    """Largest difference of next-token logits between packed and plain reading of two prompts with a shared prefix, and their scale."""
+    """Largest difference of next-token logits between packed and plain reading of two prompts with a shared
+    prefix, and their scale.
+    """
     device = input_device(model)
     shared = [3 + 7 * number % (vocabulary - 3) for number in range(9)]
     tails = [[5, 11, 2 + vocabulary // 2], [17, 4]]
     with torch.inference_mode():
-        expected = torch.stack([model(torch.tensor([[*shared, *tail]], device=device)).logits[0, -1].float() for tail in tails])
+        expected = torch.stack(
+            [model(torch.tensor([[*shared, *tail]], device=device)).logits[0, -1].float() for tail in tails]
+        )
     with torch.inference_mode(), attention_as(model, IMPLEMENTATION):
         packed = PackedModel(model, device)
         prefix = packed.read_prefix(shared, 5)
@@ -60,6 +75,11 @@ def _difference(model: Any, vocabulary: int) -> tuple[float, float]:
         for row in rows:
             packed.place(row, 8)
         packed.run([Feed(row, tail[:1], keep=True, logits=()) for row, tail in zip(rows, tails, strict=True)])
-        found = packed.run([Feed(row, tail[1:], keep=True, logits=(len(tail) - 2,)) for row, tail in zip(rows, tails, strict=True)])
+        found = packed.run(
+            [
+                Feed(row, tail[1:], keep=True, logits=(len(tail) - 2,))
+                for row, tail in zip(rows, tails, strict=True)
+            ]
+        )
     difference = float((found - expected).abs().max())
     return difference if math.isfinite(difference) else math.inf, float(expected.abs().max())

@@ -1,7 +1,7 @@
 """Texts about long documents, saved while they are written: after a crash they go on where they were.
 
-What is saved are the tokens. The keys and values of the prompt come back from its document's checkpoint, and those of the saved
-tokens are computed again in one pass, which costs about as much as decoding one of them.
+What is saved are the tokens. The keys and values of the prompt come back from its document's checkpoint, and
+those of the saved tokens are computed again in one pass, which costs about as much as decoding one of them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class Texts:
             del self._last[request.request_id]
             self._reuse.finish_tokens(_question(request))
         elif time.monotonic() - last >= self._reuse.shelf.settings.checkpoint_seconds:
-            self._reuse.save_tokens(_question(request), request.ids, output.reply.token_ids, time.monotonic() - last)
+            self._reuse.save_tokens(
+                _question(request), request.ids, output.reply.token_ids, time.monotonic() - last
+            )
             self._last[request.request_id] = time.monotonic()
 
 

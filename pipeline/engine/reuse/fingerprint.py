@@ -1,6 +1,7 @@
 """The persisted caches of one loaded model: the shelf, and what else shapes the numbers that lie on it.
 
-A cache may stand for another only where all of that is equal. Attention kernels add up in different orders, so each has caches of its own.
+A cache may stand for another only where all of that is equal. Attention kernels add up in different orders,
+so each has caches of its own.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ class Caches:
 
 def open_caches(
     config: Config, plan: Plan, loaded: LoadedModel, weights: Mapping[str, str], say: Callable[[str], None]
-) -> tuple[Caches | None, str]:  # fmt: skip
-    """The caches of ``loaded`` and what the store is, in words; None where it is off or its folder cannot be used."""
+) -> tuple[Caches | None, str]:
+    """The caches of ``loaded`` and what the store is, in words; None where it is off or its folder cannot be
+    used.
+    """
     shelf, told = open_shelf(config, plan)
     if shelf is None:
         if config.kv_cache.store.quota:
@@ -43,7 +46,9 @@ def open_caches(
 
 
 def fingerprint_of(plan: Plan, loaded: LoadedModel, weights: Mapping[str, str]) -> dict[str, Any]:
-    """All that shapes keys and values, but for the attention: weights and their configuration, numbers, device, library."""
+    """All that shapes keys and values, but for the attention: weights and their configuration, numbers,
+    device, library.
+    """
     text = loaded.model.config.get_text_config()
     return {
         "format": _FORMAT,

@@ -1,8 +1,9 @@
-"""What an engine asks of the shelf: is a beginning of this prompt there and worth reading, keep this one, save this work so far.
+"""What an engine asks of the shelf: is a beginning of this prompt there and worth reading, keep this one,
+save this work so far.
 
-Token ids and named tensors of one row; which tensors those are is the engine's business. Reading or computing is decided for each
-cache, from what reading was measured to take, what computing was measured to take, and its bytes. Nothing here fails a request:
-whatever goes wrong with the store is a miss.
+Token ids and named tensors of one row; which tensors those are is the engine's business. Reading or computing
+is decided for each cache, from what reading was measured to take, what computing was measured to take, and
+its bytes. Nothing here fails a request: whatever goes wrong with the store is a miss.
 """
 
 from __future__ import annotations
@@ -37,13 +38,14 @@ class Reuse:
         self._progress = {**fingerprint, "holds": "tokens decoded so far"}
         self._refused, self._probe_after = 0, _PROBE_AFTER
 
-    # ── reading ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── reading ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def find(self, ids: Sequence[int]) -> tuple[Loaded, bool] | None:
-        """The longest stored beginning of ``ids`` that is worth reading, read, and whether it is the checkpoint of ``ids`` themselves;
-        None: compute it.
+        """The longest stored beginning of ``ids`` that is worth reading, read, and whether it is the
+        checkpoint of ``ids`` themselves; None: compute it.
 
-        Less than half of ``ids`` is not read, unless it is their checkpoint: other documents' may begin with the same instructions.
+        Less than half of ``ids`` is not read, unless it is their checkpoint: other documents' may begin with
+        the same instructions.
         """
         tally, store = self.shelf.tally, self.shelf.store
         found = store.lookup(ids, self._fingerprint)
@@ -70,7 +72,9 @@ class Reuse:
     def _is_worth_reading(self, found: Found, compute_seconds: float) -> bool:
         """Now and then the disk is tried again although it was too slow: it may have been busy."""
         speed = found.tokens / compute_seconds if compute_seconds > 0 else None
-        if worth_loading(found.bytes_to_read, self.shelf.store.speeds.read_bytes_per_second, found.tokens, speed):
+        if worth_loading(
+            found.bytes_to_read, self.shelf.store.speeds.read_bytes_per_second, found.tokens, speed
+        ):
             return True
         self._refused += 1
         if self._refused < self._probe_after:
@@ -78,41 +82,55 @@ class Reuse:
         self._refused, self._probe_after = 0, 2 * self._probe_after
         return True
 
-    # ── keeping ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── keeping ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def is_wanted(self, tokens: int) -> bool:
         """Whether a document of so many tokens may be on the shelf at all."""
-        return tokens >= (LEAST_TOKENS if self.shelf.settings.documents == "always" else _LEAST_DOCUMENT_TOKENS)
+        return tokens >= (
+            LEAST_TOKENS if self.shelf.settings.documents == "always" else _LEAST_DOCUMENT_TOKENS
+        )
 
     def keeps(self, tokens: int, size_bytes: int, awaited: int) -> bool:
-        """Whether the cache of a document is to be kept, which ``awaited`` further questions of this run will want."""
+        """Whether the cache of a document is to be kept, which ``awaited`` further questions of this run will
+        want.
+        """
         if self.shelf.settings.documents != "auto":
             return self.shelf.settings.documents == "always"
         speeds = self.shelf.store.speeds.read_bytes_per_second, self.shelf.prefill_tokens_per_second
         return awaited > 0 and worth_loading(size_bytes, speeds[0], tokens, speeds[1])
 
     def put(
-        self, kind: Kind, ids: Sequence[int], seconds: float, ranges: Mapping[str, torch.Tensor],
+        self,
+        kind: Kind,
+        ids: Sequence[int],
+        seconds: float,
+        ranges: Mapping[str, torch.Tensor],
         states: Mapping[str, torch.Tensor] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Write in the background what ``ids`` have left behind. The tensors must never change again."""
         entry = Entry(self._fingerprint, kind, tuple(ids), seconds)
         self.shelf.writer.put(entry, Segment(0, ranges, states or {}), copy=False)
 
-    # ── long documents ─────────────────────────────────────────────────────────────────────────────────────────────
+    # ── long documents ──────────────────────────────────────────────────────────────────────────────────────
 
     def save(
-        self, document: Sequence[int], begin: int, end: int, seconds: float, ranges: _Tensors, states: _Tensors
-    ) -> Future[Receipt] | None:  # fmt: skip
-        """Checkpoint: ``document`` has been read up to token ``end``; ``ranges`` are of the tokens from ``begin``, where the last one
-        ended. None: the writer is busy, and this one is left out.
+        self,
+        document: Sequence[int],
+        begin: int,
+        end: int,
+        seconds: float,
+        ranges: _Tensors,
+        states: _Tensors,
+    ) -> Future[Receipt] | None:
+        """Checkpoint: ``document`` has been read up to token ``end``; ``ranges`` are of the tokens from
+        ``begin``, where the last one ended. None: the writer is busy, and this one is left out.
         """
         entry = Entry(self._fingerprint, "checkpoint", tuple(document[:end]), seconds, owner=_owner(document))
         return self.shelf.writer.put(entry, Segment(begin, ranges, states), copy=False)
 
     def finish(self, document: Sequence[int], *, keep: bool) -> None:
-        """The questions about ``document`` are answered; with ``keep`` its checkpoint stays as a document's cache, else it goes once
-        the answers have had time to be recorded.
+        """The questions about ``document`` are answered; with ``keep`` its checkpoint stays as a document's
+        cache, else it goes once the answers have had time to be recorded.
         """
         if keep:
             self.shelf.writer.finish_checkpoint(self._fingerprint, _owner(document), become="document")
@@ -120,8 +138,17 @@ class Reuse:
             self.shelf.finish_later(self._fingerprint, _owner(document))
 
     def save_tokens(self, question: str, ids: Sequence[int], tokens: Sequence[int], seconds: float) -> None:
-        """Checkpoint of a text: ``tokens`` are decoded so far. ``question`` tells it from others about the same ids."""
-        entry = Entry(self._progress, "checkpoint", tuple(ids), seconds, owner={"question": question}, extra={"tokens": list(tokens)})
+        """Checkpoint of a text: ``tokens`` are decoded so far. ``question`` tells it from others about the
+        same ids.
+        """
+        entry = Entry(
+            self._progress,
+            "checkpoint",
+            tuple(ids),
+            seconds,
+            owner={"question": question},
+            extra={"tokens": list(tokens)},
+        )
         self.shelf.writer.put(entry, Segment(0, {}), copy=False)
 
     def saved_tokens(self, question: str) -> tuple[int, ...]:
@@ -136,10 +163,11 @@ class Reuse:
 
 
 class Saving:
-    """The checkpoints of one long document, about every ``checkpoint_seconds``; ``saved_tokens`` are there already.
+    """The checkpoints of one long document, about every ``checkpoint_seconds``; ``saved_tokens`` are there
+    already.
 
-    Each continues the one before. Where that one turns out not to have been stored (a full disk, another process in the way), the
-    next begins at the first token again.
+    Each continues the one before. Where that one turns out not to have been stored (a full disk, another
+    process in the way), the next begins at the first token again.
     """
 
     def __init__(self, reuse: Reuse, document: Sequence[int], saved_tokens: int) -> None:
@@ -156,12 +184,20 @@ class Saving:
         return time.monotonic() - self._last >= self._reuse.shelf.settings.checkpoint_seconds
 
     def save(self, end: int, seconds: float, tensors: Callable[[int], tuple[_Tensors, _Tensors]]) -> None:
-        """All tokens up to ``end``, unless they are saved; ``tensors`` gives ranges from a token on, and states."""
+        """All tokens up to ``end``, unless they are saved; ``tensors`` gives ranges from a token on, and
+        states.
+        """
         written = self._written
-        if written is not None and written.done() and (written.exception() is not None or not written.result().stored):
+        if (
+            written is not None
+            and written.done()
+            and (written.exception() is not None or not written.result().stored)
+        ):
             self._saved_tokens, self._written = 0, None
         if self._saved_tokens < end:
-            begun = self._reuse.save(self._document, self._saved_tokens, end, seconds, *tensors(self._saved_tokens))
+            begun = self._reuse.save(
+                self._document, self._saved_tokens, end, seconds, *tensors(self._saved_tokens)
+            )
             if begun is not None:
                 self._saved_tokens, self._written, self.used = end, begun, True
         self._last = time.monotonic()

@@ -1,6 +1,8 @@
-"""The KV store of one worker, open while its model is: the writer beside it, what was measured, what became of each cache.
+"""The KV store of one worker, open while its model is: the writer beside it, what was measured, what became
+of each cache.
 
-Opening is where the configuration is read: a quota of 0 means no store, a folder that cannot be used means none with a reason.
+Opening is where the configuration is read: a quota of 0 means no store, a folder that cannot be used means
+none with a reason.
 """
 
 from __future__ import annotations
@@ -21,17 +23,19 @@ _QUEUED_BYTES = 1 << 30
 _QUEUED_SHARE = 4  # of the memory that a batch may take
 _FLUSH_SECONDS = 60.0
 _RECORDED_SECONDS = 10.0  # an answer is in the ledger about a second after it was given
-_LONG_TOKENS = 512  # while nothing is known of the speed of the model; work that turns out short is then never saved
+_LONG_TOKENS = (
+    512  # while nothing is known of the speed of the model; work that turns out short is then never saved
+)
 _MEASURED_TOKENS = 64  # less says little about it
 _MEMORY = 0.85
 
 
 @dataclass(slots=True)
 class Tally:
-    """What became of beginnings of prompts. ``recomputed``: stored, but reading would have taken longer, or damaged; ``computed``: not
-    stored; ``shared``: found in memory, where another question had put it. ``saved_seconds``: computing what was loaded or shared,
-    less the loading. ``resumed``: loaded from the checkpoint of work that was cut off;
-    ``resumed_text_tokens``: of texts that were cut off.
+    """What became of beginnings of prompts. ``recomputed``: stored, but reading would have taken longer, or
+    damaged; ``computed``: not stored; ``shared``: found in memory, where another question had put it.
+    ``saved_seconds``: computing what was loaded or shared, less the loading. ``resumed``: loaded from the
+    checkpoint of work that was cut off; ``resumed_text_tokens``: of texts that were cut off.
     """
 
     loaded: int = 0
@@ -77,7 +81,9 @@ class Shelf:
         return tokens / speed >= 2 * self.settings.checkpoint_seconds
 
     def finish_later(self, fingerprint: Mapping[str, Any], owner: Mapping[str, Any]) -> None:
-        """Remove the checkpoint of ``owner`` once the answers have had time to be recorded; until then a crash can still need it."""
+        """Remove the checkpoint of ``owner`` once the answers have had time to be recorded; until then a
+        crash can still need it.
+        """
         self._finished.append((time.monotonic(), fingerprint, owner))
         self._finish(_RECORDED_SECONDS)
 
@@ -95,7 +101,13 @@ class Shelf:
         }
         known = {name: round(value) for name, value in speeds.items() if value is not None}
         tally = {name: getattr(self.tally, name) for name in Tally.__dataclass_fields__}
-        return {**tally, **known, **self.store.counters.as_dict(), "loaded": self.tally.loaded, "notes": list(self.notes)}
+        return {
+            **tally,
+            **known,
+            **self.store.counters.as_dict(),
+            "loaded": self.tally.loaded,
+            "notes": list(self.notes),
+        }
 
     def close(self) -> dict[str, Any]:
         """All answers are recorded. Wait for what is being written, within reason; the last facts."""
@@ -113,8 +125,17 @@ def open_shelf(config: Config, plan: Plan) -> tuple[Shelf | None, str]:
         return None, "off (kv_cache.store.quota is 0)"
     folder = store_folder(config)
     try:
-        store = KvStore(folder, quota_bytes=settings.quota, storage_format=settings.format, free_floor_bytes=settings.keep_free)
+        store = KvStore(
+            folder,
+            quota_bytes=settings.quota,
+            storage_format=settings.format,
+            free_floor_bytes=settings.keep_free,
+        )
     except UsageError as error:
         return None, f"off: {error}"
-    queued_bytes = min(_QUEUED_BYTES, max(plan.batch_tokens * plan.kv_bytes_per_token // _QUEUED_SHARE, 1 << 26))
-    return Shelf(store, settings, queued_bytes=queued_bytes), f"{folder}, {settings.format}, documents {settings.documents}"
+    queued_bytes = min(
+        _QUEUED_BYTES, max(plan.batch_tokens * plan.kv_bytes_per_token // _QUEUED_SHARE, 1 << 26)
+    )
+    return Shelf(
+        store, settings, queued_bytes=queued_bytes
+    ), f"{folder}, {settings.format}, documents {settings.documents}"

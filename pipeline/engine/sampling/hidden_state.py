@@ -1,7 +1,9 @@
-"""What the model has made of a prompt: the hidden state at its last token, from which its head computes the next logits.
+"""What the model has made of a prompt: the hidden state at its last token, from which its head computes the
+next logits.
 
-It is there anyway when labels are scored, and says more about a document than the few logits of the labels: a linear probe on it is what a
-calibration by gold labels is fitted with (Alain and Bengio, "Understanding intermediate layers using linear classifier probes", 2016).
+It is there anyway when labels are scored, and says more about a document than the few logits of the labels: a
+linear probe on it is what a calibration by gold labels is fitted with (Alain and Bengio, "Understanding
+intermediate layers using linear classifier probes", 2016).
 """
 
 from __future__ import annotations
@@ -14,24 +16,35 @@ from typing import Any
 import torch
 
 MOST_FEATURES = 1024
-"""Wider states are sketched down to this many numbers, so that a ledger of a million documents stays on a small disk."""
+"""Wider states are sketched down to this many numbers, so that a ledger of a million documents stays on a
+small disk.
+"""
 
 _HALF_MOST = 65504.0
-_MIX = 0x9E3779B1  # 2^32 over the golden ratio: spreads consecutive numbers (Knuth, "The Art of Computer Programming", volume 3, 6.4)
+# 2^32 over the golden ratio: spreads consecutive numbers (Knuth, "The Art of Computer Programming", volume 3,
+# 6.4)
+_MIX = 0x9E3779B1
 
 # Several batches may be in one model at once; each sees what it has asked the head itself.
 _watching: ContextVar[Watch | None] = ContextVar("watching", default=None)
 
 
 class Watch:
-    """The input of a model's head at its last pass, (rows, columns, hidden), or None where the model does not show it."""
+    """The input of a model's head at its last pass, (rows, columns, hidden), or None where the model does not
+    show it.
+    """
 
     def __init__(self) -> None:
         self.seen: torch.Tensor | None = None
 
     def __call__(self, _module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
         """Called by the head before it computes."""
-        if _watching.get() is self and inputs and isinstance(inputs[0], torch.Tensor) and inputs[0].dim() == 3:  # rows, columns, hidden
+        if (
+            _watching.get() is self
+            and inputs
+            and isinstance(inputs[0], torch.Tensor)
+            and inputs[0].dim() == 3
+        ):  # rows, columns, hidden
             self.seen = inputs[0]
 
 
@@ -53,7 +66,9 @@ def watched(model: Any, *, wanted: bool = True) -> Iterator[Watch]:
 
 
 def packed(state: torch.Tensor) -> bytes:
-    """A state (hidden,) as little-endian float16, at most ``MOST_FEATURES`` of them; empty where it is not finite."""
+    """A state (hidden,) as little-endian float16, at most ``MOST_FEATURES`` of them; empty where it is not
+    finite.
+    """
     values = state.detach().float().cpu()
     if not bool(values.isfinite().all()):
         return b""
@@ -64,7 +79,8 @@ def packed(state: torch.Tensor) -> bytes:
 
 
 def _sketched(values: torch.Tensor) -> torch.Tensor:
-    """Every number is added to one place of ``MOST_FEATURES``, with a sign; place and sign depend on its index alone.
+    """Every number is added to one place of ``MOST_FEATURES``, with a sign; place and sign depend on its
+    index alone.
 
     Inner products are kept in expectation (count sketch: Charikar, Chen and Farach-Colton, 2002).
     """

@@ -1,8 +1,10 @@
-"""Finds a loop at the end of an output, so that the rest of it need not be generated. Pure Python on token ids.
+"""Finds a loop at the end of an output, so that the rest of it need not be generated. Pure Python on token
+ids.
 
-A loop is a period of at most ``MAX_PERIOD_TOKENS`` tokens that stands at the end at least ``MIN_REPEATS`` times in full and
-covers at least ``MIN_COVER_TOKENS``. That is conservative on purpose: a summary that says a short phrase three times, a table
-rule of forty dashes or a list whose items differ in one token is left alone. One period is kept, the copies are cut.
+A loop is a period of at most ``MAX_PERIOD_TOKENS`` tokens that stands at the end at least ``MIN_REPEATS``
+times in full and covers at least ``MIN_COVER_TOKENS``. That is conservative on purpose: a summary that says a
+short phrase three times, a table rule of forty dashes or a list whose items differ in one token is left
+alone. One period is kept, the copies are cut.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ MIN_COVER_TOKENS = 48
 
 
 class RepetitionDetector:
-    """Watches one output. Costs one comparison for each candidate period and token, at most ``MAX_PERIOD_TOKENS``."""
+    """Watches one output. Costs one comparison for each candidate period and token, at most
+    ``MAX_PERIOD_TOKENS``.
+    """
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
@@ -21,7 +25,9 @@ class RepetitionDetector:
         self._matches = [0] * (MAX_PERIOD_TOKENS + 1)
 
     def push(self, token: int) -> int | None:
-        """Take the next token. Returns None, or how many tokens to keep when the output has run into a loop."""
+        """Take the next token. Returns None, or how many tokens to keep when the output has run into a
+        loop.
+        """
         tokens, matches = self._tokens, self._matches
         count = len(tokens)
         for period in range(1, min(MAX_PERIOD_TOKENS, count) + 1):

@@ -1,7 +1,7 @@
 """How the next token is chosen from a row's logits: greedy, or sampled with a generator of the row's own.
 
-Each row draws from a ``torch.Generator`` on the CPU seeded with its own seed, one uniform number a token, so that neither the
-device nor the other rows of the batch change what it draws.
+Each row draws from a ``torch.Generator`` on the CPU seeded with its own seed, one uniform number a token, so
+that neither the device nor the other rows of the batch change what it draws.
 """
 
 from __future__ import annotations
@@ -21,10 +21,18 @@ class TokenSampler:
         self._generator = torch.Generator(device="cpu").manual_seed(sampling.seed % 2**63)
 
     def choose(self, logits: torch.Tensor) -> int:
-        """A token id from ``logits`` (vocabulary,): temperature, then the ``top_k`` best, then the fewest that reach ``top_p``."""
+        """A token id from ``logits`` (vocabulary,): temperature, then the ``top_k`` best, then the fewest
+        that reach ``top_p``.
+        """
         ordered, tokens = _best_first(logits.detach().to("cpu", torch.float32), self._sampling.top_k)
-        cumulative = torch.softmax(ordered / self._sampling.temperature, dim=-1, dtype=torch.float64).cumsum(-1)
-        kept = 1 + int(torch.searchsorted(cumulative, self._sampling.top_p)) if self._sampling.top_p < 1 else cumulative.numel()
+        cumulative = torch.softmax(ordered / self._sampling.temperature, dim=-1, dtype=torch.float64).cumsum(
+            -1
+        )
+        kept = (
+            1 + int(torch.searchsorted(cumulative, self._sampling.top_p))
+            if self._sampling.top_p < 1
+            else cumulative.numel()
+        )
         cumulative = cumulative[:kept]
         point = float(torch.rand((), generator=self._generator, dtype=torch.float64)) * float(cumulative[-1])
         index = min(int(torch.searchsorted(cumulative, point, right=True)), cumulative.numel() - 1)

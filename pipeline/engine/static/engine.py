@@ -1,9 +1,11 @@
-"""The engine: a queue of requests, worked off batch by batch on one model under its plan, with a way out of every failure.
+"""The engine: a queue of requests, worked off batch by batch on one model under its plan, with a way out of
+every failure.
 
-Out of memory: the batch is halved, and the limit remembered for batches of that length; a request that does not fit alone goes down a
-ladder: smaller passes, the cache offloaded, on disk, and where the plan allows answers to change for it quantized; then it comes back as
-``out_of_memory``. Requests as long start on the rung that held. Any other exception: the rows of the batch are tried alone, and the one
-that raises again comes back as ``model_error``. Nothing is lost and nothing comes back empty.
+Out of memory: the batch is halved, and the limit remembered for batches of that length; a request that does
+not fit alone goes down a ladder: smaller passes, the cache offloaded, on disk, and where the plan allows
+answers to change for it quantized; then it comes back as ``out_of_memory``. Requests as long start on the
+rung that held. Any other exception: the rows of the batch are tried alone, and the one that raises again
+comes back as ``model_error``. Nothing is lost and nothing comes back empty.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ from pipeline.errors import OutOfMemory
 from pipeline.records import Decode, Generation, Plan, Request, Score
 
 _NO_MEMORY_TEXTS = ("not enough memory", "defaultcpuallocator", "out of memory", "cannot allocate memory")
-# Where keys and values go when even one document does not fit otherwise; to a placement that changes answers only if that is allowed.
+# Where keys and values go when even one document does not fit otherwise; to a placement that changes answers
+# only if that is allowed.
 _FURTHER: Mapping[str, tuple[Placement, ...]] = {
     "device": ("offloaded", "disk"),
     "quantized": ("offloaded", "disk"),
@@ -42,25 +45,33 @@ _Error = tuple[str, str]
 
 
 class ModelEngine:
-    """Implements ``pipeline.engine.interface.Engine`` over a loaded causal language model. One thread; the model is never moved."""
+    """Implements ``pipeline.engine.interface.Engine`` over a loaded causal language model. One thread; the
+    model is never moved.
+    """
 
     def __init__(self, model: torch.nn.Module, plan: Plan, *, end_ids: Sequence[int], pad_id: int) -> None:
         self._forward = Forward(model)
         self._plan = plan
         self._end_ids = frozenset(end_ids)
-        self._settings = Settings(plan.prefill_chunk_tokens, plan.max_batch_rows, plan.batch_tokens, plan.placement, pad_id)
+        self._settings = Settings(
+            plan.prefill_chunk_tokens, plan.max_batch_rows, plan.batch_tokens, plan.placement, pad_id
+        )
         self._queue: dict[int, Request] = {}
         self._alone: deque[Request] = deque()
         self._refused: list[Generation] = []
         self._limits = RowLimits()
         self._too_small_for: dict[str, int] = {}  # by rung, tokens of the shortest request that did not fit
-        self._may_quantize = plan.lossy_last_resort and plan.placement != "quantized" and is_quantizable(self._forward)
+        self._may_quantize = (
+            plan.lossy_last_resort and plan.placement != "quantized" and is_quantizable(self._forward)
+        )
         self.stages: Stages | None = None
         """How documents come from the store and go there; None: they are always read."""
         self.listener: Listener | None = None
 
     def admit(self, requests: Sequence[Request]) -> None:
-        """Queue ``requests``; those that cannot be asked as they are come back as errors with the next step."""
+        """Queue ``requests``; those that cannot be asked as they are come back as errors with the next
+        step.
+        """
         for request in requests:
             error = self._refusal(request)
             if error is None:
@@ -69,13 +80,20 @@ class ModelEngine:
                 self._refused.append(_failed(request, error))
 
     def step(self) -> Sequence[Generation]:
-        """Run the next batch to its end. May return nothing, when the batch failed and will be tried in smaller pieces."""
+        """Run the next batch to its end. May return nothing, when the batch failed and will be tried in
+        smaller pieces.
+        """
         if self._refused:
             refused, self._refused = self._refused, []
             return refused
         if self._alone:
             return self._run_alone(self._alone.popleft())
-        batch = next_batch(self._queue.values(), self._plan, row_limit=self._limits.rows, equal_lengths=self._forward.equal_lengths)
+        batch = next_batch(
+            self._queue.values(),
+            self._plan,
+            row_limit=self._limits.rows,
+            equal_lengths=self._forward.equal_lengths,
+        )
         for request in batch:
             del self._queue[request.request_id]
         if len(batch) == 1:
@@ -97,7 +115,9 @@ class ModelEngine:
 
     def _run_together(self, batch: Sequence[Request]) -> Sequence[Generation]:
         outcome = self._attempt(batch, self._settings)
-        if isinstance(outcome, OutOfMemory) or _is_disk_full(outcome):  # of caches on disk, fewer rows need less
+        if isinstance(outcome, OutOfMemory) or _is_disk_full(
+            outcome
+        ):  # of caches on disk, fewer rows need less
             free_memory()
             self._limits.learn(batch_columns(batch), len(batch) // 2)
             self._queue.update((request.request_id, request) for request in batch)
@@ -118,18 +138,31 @@ class ModelEngine:
                 continue  # as short a prompt did not fit that way
             outcome = self._attempt([request], settings)
             if not isinstance(outcome, Exception):
-                return outcome if name == _AS_PLANNED else [replace(reply, notes=(f"ran short of memory: {name}",)) for reply in outcome]
+                return (
+                    outcome
+                    if name == _AS_PLANNED
+                    else [replace(reply, notes=(f"ran short of memory: {name}",)) for reply in outcome]
+                )
             error = outcome
             if _is_disk_full(error):
-                if settings.placement == self._settings.placement:  # where all caches are to be: every other document would fail, too
+                if (
+                    settings.placement == self._settings.placement
+                ):  # where all caches are to be: every other document would fail, too
                     return [_failed(request, ("disk_full", f"The disk for KV caches is full: {error}"))]
             elif not isinstance(error, OutOfMemory):
-                return [_failed(request, ("model_error", f"The model raised {type(error).__name__} on this prompt: {error}"))]
+                return [
+                    _failed(
+                        request,
+                        ("model_error", f"The model raised {type(error).__name__} on this prompt: {error}"),
+                    )
+                ]
             self._too_small_for[name] = tokens
             free_memory()
         message = (
-            f"The prompt of {len(request.ids)} tokens ran out of memory alone, with the smallest passes and with its cache on disk "
-            f"({error}); lower model.context_tokens, raise model.max_memory, or free space on the disk of the run directory."
+            f"The prompt of {len(request.ids)} tokens ran out of memory alone, with the smallest passes "
+            f"and with its cache on disk "
+            f"({error}); lower model.context_tokens, raise model.max_memory, or free space on the disk of "
+            f"the run directory."
         )
         return [_failed(request, ("out_of_memory", message))]
 
@@ -141,7 +174,10 @@ class ModelEngine:
         further = _FURTHER.get(self._settings.placement, ())
         for placement in (*further, "quantized") if self._may_quantize else further:
             words = f"read in smaller passes, its KV cache {_WHERE[placement]}"
-            yield words, replace(self._settings, prefill_chunk_tokens=small, score_rows=1, placement=placement)
+            yield (
+                words,
+                replace(self._settings, prefill_chunk_tokens=small, score_rows=1, placement=placement),
+            )
 
     def _attempt(self, batch: Sequence[Request], settings: Settings) -> Sequence[Generation] | Exception:
         """Run ``batch``; an exception of the model is returned without the frames that hold its tensors."""
@@ -183,7 +219,8 @@ class ModelEngine:
         """Why ``request`` cannot be asked, or None."""
         if row_tokens(request) > self._plan.context_tokens:
             return "too_long", (
-                f"The prompt of {len(request.ids)} tokens and {row_tokens(request) - len(request.ids)} new ones exceed the context of "
+                f"The prompt of {len(request.ids)} tokens and {row_tokens(request) - len(request.ids)} "
+                f"new ones exceed the context of "
                 f"{self._plan.context_tokens} tokens; split the document or lower max_output_tokens."
             )
         ask = request.ask
@@ -194,7 +231,13 @@ class ModelEngine:
         limit = self._forward.vocabulary_tokens
         wrong = next((token for part in parts for token in part if not 0 <= token < limit), None)
         if wrong is not None:
-            return "unknown_token", f"Token id {wrong} is outside the model's vocabulary of {limit}: the tokenizer is not this model's."
+            return (
+                "unknown_token",
+                (
+                    f"Token id {wrong} is outside the model's vocabulary of {limit}: the tokenizer is not "
+                    f"this model's."
+                ),
+            )
         return None
 
 
@@ -221,7 +264,9 @@ def _is_disk_full(outcome: object) -> bool:
 
 
 def _as_ours(error: Exception) -> Exception | None:
-    """``error`` as OutOfMemory where it is that, else itself; without its traceback. None when the device is lost."""
+    """``error`` as OutOfMemory where it is that, else itself; without its traceback. None when the device is
+    lost.
+    """
     if is_out_of_memory(error):
         text = str(error).strip()
         return OutOfMemory(text.splitlines()[0] if text else type(error).__name__)
@@ -232,20 +277,32 @@ def _as_ours(error: Exception) -> Exception | None:
 
 
 def free_memory() -> None:
-    """Give back what the failed attempt held. Call outside of any except block: frames of the exception hold tensors."""
+    """Give back what the failed attempt held. Call outside of any except block: frames of the exception hold
+    tensors.
+    """
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
-def generation_of(request: Request, reply: Reply | Scored | _Error, placement: str, rows: int, seconds: float) -> Generation:
+def generation_of(
+    request: Request, reply: Reply | Scored | _Error, placement: str, rows: int, seconds: float
+) -> Generation:
     """What is given back for ``request``: its text, its scores, or why there is neither.
 
     ``seconds`` is the row's share of the batch's time.
     """
-    common = Generation(request.request_id, prompt_tokens=len(request.ids), seconds=seconds, batch_rows=rows, placement=placement)
+    common = Generation(
+        request.request_id,
+        prompt_tokens=len(request.ids),
+        seconds=seconds,
+        batch_rows=rows,
+        placement=placement,
+    )
     if isinstance(reply, Reply):
-        return replace(common, token_ids=tuple(reply.token_ids), finish_reason=reply.finish_reason, error=reply.error)
+        return replace(
+            common, token_ids=tuple(reply.token_ids), finish_reason=reply.finish_reason, error=reply.error
+        )
     if isinstance(reply, Scored):
         return replace(common, scores=tuple(float(value) for value in reply.scores), features=reply.features)
     return replace(common, finish_reason="error", error=reply)

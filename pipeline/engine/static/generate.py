@@ -1,9 +1,10 @@
 """Prompts to text: prefill of row groups in bounded chunks, and our own decode loop over the joined batch.
 
-``prefill`` turns prompts into ``Rows`` (cache, mask, next positions, next logits); ``decode`` carries rows on to their ends. They
-meet only in ``Rows``, so that rows of several prefills can be joined, and later be admitted while others decode.
-Greedy choice is the argmax in float32. A row ends by an end token, its token limit, a loop in its output, or logits that are not
-numbers; when a quarter of a batch has ended, the cache is compacted to the rows that go on.
+``prefill`` turns prompts into ``Rows`` (cache, mask, next positions, next logits); ``decode`` carries rows on
+to their ends. They meet only in ``Rows``, so that rows of several prefills can be joined, and later be
+admitted while others decode. Greedy choice is the argmax in float32. A row ends by an end token, its token
+limit, a loop in its output, or logits that are not numbers; when a quarter of a batch has ended, the cache is
+compacted to the rows that go on.
 """
 
 from __future__ import annotations
@@ -22,13 +23,18 @@ from pipeline.records import Decode, FinishReason
 
 NON_FINITE = (
     "non_finite_logits",
-    "The model gave logits that are not numbers for this prompt; try model.dtype: float32 or another quantization.",
+    (
+        "The model gave logits that are not numbers for this prompt; try model.dtype: float32 or another "
+        "quantization."
+    ),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How much at once: tokens of one prefill pass, rows of one scoring pass, and where keys and values live."""
+    """How much at once: tokens of one prefill pass, rows of one scoring pass, and where keys and values
+    live.
+    """
 
     prefill_chunk_tokens: int
     score_rows: int
@@ -41,8 +47,8 @@ class Settings:
 class Rows:
     """Prompts that have been read, ready to be continued.
 
-    ``mask`` (rows, cached columns) is 0 at padding, ``positions`` (rows,) the position of the next token, ``logits`` (rows,
-    vocabulary) those of the next token in float32.
+    ``mask`` (rows, cached columns) is 0 at padding, ``positions`` (rows,) the position of the next token,
+    ``logits`` (rows, vocabulary) those of the next token in float32.
     """
 
     cache: AnyCache
@@ -68,8 +74,11 @@ class Reply:
     error: tuple[str, str] | None = None
 
 
-def prefill(forward: Forward, prompts: Sequence[Sequence[int]], settings: Settings, reserve_tokens: int = 0) -> Rows:
-    """Read ``prompts`` together, padded on the left, in passes of about ``settings.prefill_chunk_tokens`` tokens.
+def prefill(
+    forward: Forward, prompts: Sequence[Sequence[int]], settings: Settings, reserve_tokens: int = 0
+) -> Rows:
+    """Read ``prompts`` together, padded on the left, in passes of about ``settings.prefill_chunk_tokens``
+    tokens.
 
     Only the last column's logits are computed. ``reserve_tokens``: columns to keep free behind the prompts.
     """
@@ -83,12 +92,16 @@ def prefill(forward: Forward, prompts: Sequence[Sequence[int]], settings: Settin
     return Rows(cache, mask, positions[:, -1] + 1, logits[:, -1].float())
 
 
-def prefill_in_groups(forward: Forward, prompts: Sequence[Sequence[int]], settings: Settings, reserve_tokens: int = 0) -> Rows:
+def prefill_in_groups(
+    forward: Forward, prompts: Sequence[Sequence[int]], settings: Settings, reserve_tokens: int = 0
+) -> Rows:
     """Read ``prompts`` in groups of near lengths and join them into one batch."""
     groups = prefill_groups([len(prompt) for prompt in prompts], settings.prefill_chunk_tokens)
     if len(groups) == 1 or not can_join(make_cache(forward.config, settings.placement, forward.device)):
         return prefill(forward, prompts, settings, reserve_tokens)
-    return joined([prefill(forward, [prompts[row] for row in group], settings) for group in groups], reserve_tokens)
+    return joined(
+        [prefill(forward, [prompts[row] for row in group], settings) for group in groups], reserve_tokens
+    )
 
 
 def joined(parts: Sequence[Rows], reserve_tokens: int = 0) -> Rows:
@@ -108,7 +121,11 @@ def selected(rows: Rows, indices: Sequence[int], reserve_columns: int = 0) -> Ro
 
 
 def generate(
-    forward: Forward, prompts: Sequence[Sequence[int]], asks: Sequence[Decode], end_ids: Collection[int], settings: Settings
+    forward: Forward,
+    prompts: Sequence[Sequence[int]],
+    asks: Sequence[Decode],
+    end_ids: Collection[int],
+    settings: Settings,
 ) -> list[Reply]:
     """Replies to ``prompts`` (one ask each), in their order."""
     with torch.inference_mode():
@@ -116,7 +133,9 @@ def generate(
         return decode(forward, rows, asks, end_ids, settings.pad_id)
 
 
-def decode(forward: Forward, rows: Rows, asks: Sequence[Decode], end_ids: Collection[int], pad_id: int) -> list[Reply]:
+def decode(
+    forward: Forward, rows: Rows, asks: Sequence[Decode], end_ids: Collection[int], pad_id: int
+) -> list[Reply]:
     """Carry ``rows`` on until each has ended. ``rows`` is used up."""
     outputs = [Output(ask, end_ids) for ask in asks]
     live = list(range(len(rows)))  # live[i]: which output row i of the cache belongs to
@@ -140,8 +159,11 @@ def _advance(forward: Forward, rows: Rows, tokens: Sequence[int]) -> Rows:
 
 
 def _next_tokens(logits: torch.Tensor, outputs: Sequence[Output]) -> list[int | None]:
-    """Let every output take its next token from ``logits`` (rows, vocabulary); None for rows that have ended."""
-    best, greedy = logits.max(dim=-1)  # the maximum is NaN or infinite when any logit is NaN or +inf, or all are -inf
+    """Let every output take its next token from ``logits`` (rows, vocabulary); None for rows that have
+    ended.
+    """
+    # the maximum is NaN or infinite when any logit is NaN or +inf, or all are -inf
+    best, greedy = logits.max(dim=-1)
     finite, choices = best.isfinite().tolist(), greedy.tolist()
     tokens: list[int | None] = []
     for row, output in enumerate(outputs):

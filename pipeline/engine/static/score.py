@@ -1,8 +1,10 @@
-"""Prompts to log-probabilities: how likely the model finds each given continuation, over its whole token sequence.
+"""Prompts to log-probabilities: how likely the model finds each given continuation, over its whole token
+sequence.
 
-A prompt is read once. The first token of every continuation is scored by the prompt's own last logits; the others by running the
-continuations, padded on the right, on an expanded copy of the prompt's cache, in groups within ``batch_tokens``. The prompt's
-cache itself is never appended to. Natural logarithms, log-softmax in float32.
+A prompt is read once. The first token of every continuation is scored by the prompt's own last logits; the
+others by running the continuations, padded on the right, on an expanded copy of the prompt's cache, in groups
+within ``batch_tokens``. The prompt's cache itself is never appended to. Natural logarithms, log-softmax in
+float32.
 """
 
 from __future__ import annotations
@@ -32,8 +34,12 @@ class Scored(NamedTuple):
 _Tail = tuple[int, int, tuple[int, ...]]  # row of its prompt, index among that prompt's continuations, tokens
 
 
-def score(forward: Forward, prompts: Sequence[Sequence[int]], asks: Sequence[Score], settings: Settings) -> list[Scored | tuple[str, str]]:
-    """For each prompt the log-probabilities of its continuations in their order, or (kind, message) where logits are not numbers."""
+def score(
+    forward: Forward, prompts: Sequence[Sequence[int]], asks: Sequence[Score], settings: Settings
+) -> list[Scored | tuple[str, str]]:
+    """For each prompt the log-probabilities of its continuations in their order, or (kind, message) where
+    logits are not numbers.
+    """
     results: list[Scored | tuple[str, str]] = []
     with torch.inference_mode():
         for group in prefill_groups([len(prompt) for prompt in prompts], settings.prefill_chunk_tokens):
@@ -41,7 +47,8 @@ def score(forward: Forward, prompts: Sequence[Sequence[int]], asks: Sequence[Sco
                 rows = prefill(forward, [prompts[row] for row in group], settings)
             seen = watch.seen if watch.seen is not None else [None] * len(group)
             features = [
-                packed(state[-1]) if state is not None and asks[row].features else b"" for row, state in zip(group, seen, strict=True)
+                packed(state[-1]) if state is not None and asks[row].features else b""
+                for row, state in zip(group, seen, strict=True)
             ]
             found = score_rows(forward, rows, [asks[row] for row in group], settings)
             results += [
@@ -76,12 +83,18 @@ def _first_tokens(logits: torch.Tensor, asks: Sequence[Score]) -> list[list[floa
 
 
 def _tail_groups(tails: Sequence[_Tail], columns: int, settings: Settings) -> list[list[_Tail]]:
-    """Longest continuations first, so that a group pads little; rows x columns within ``batch_tokens``, or one row alone."""
+    """Longest continuations first, so that a group pads little; rows x columns within ``batch_tokens``, or
+    one row alone.
+    """
     groups: list[list[_Tail]] = []
     for tail in sorted(tails, key=lambda tail: (-len(tail[2]), tail[0], tail[1])):
         group = groups[-1] if groups else []
         longest = len(group[0][2]) if group else len(tail[2])
-        if group and len(group) < settings.score_rows and (len(group) + 1) * (columns + longest) <= settings.batch_tokens:
+        if (
+            group
+            and len(group) < settings.score_rows
+            and (len(group) + 1) * (columns + longest) <= settings.batch_tokens
+        ):
             group.append(tail)
         else:
             groups.append([tail])
@@ -97,8 +110,11 @@ def _tail_scores(forward: Forward, rows: Rows, group: Sequence[_Tail], settings:
     positions = copies.positions[:, None] + torch.arange(longest, device=ids.device)[None, :]
     logits = forward(ids, torch.cat([copies.mask, fed], dim=1), positions, copies.cache, keep=longest)
     values = []
-    for row_logits, row_targets, row_counted in zip(logits, targets.to(logits.device), counted.tolist(), strict=True):
-        count = sum(row_counted)  # one row at a time: in float32 the vocabulary makes this the largest tensor of all
+    for row_logits, row_targets, row_counted in zip(
+        logits, targets.to(logits.device), counted.tolist(), strict=True
+    ):
+        # one row at a time: in float32 the vocabulary makes this the largest tensor of all
+        count = sum(row_counted)
         chosen = torch.log_softmax(row_logits[:count].float(), dim=-1).gather(1, row_targets[:count, None])
         values.append(float(chosen.sum()))
     return values

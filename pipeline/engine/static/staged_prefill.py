@@ -1,6 +1,8 @@
-"""Prompts read in stages by the static engine: what is stored of the document, the rest of it, then the question. Any family's layers.
+"""Prompts read in stages by the static engine: what is stored of the document, the rest of it, then the
+question. Any family's layers.
 
-Each such prompt is read alone and then joined with its batch, so that a batch mixes rows from the disk with rows just read.
+Each such prompt is read alone and then joined with its batch, so that a batch mixes rows from the disk with
+rows just read.
 """
 
 from __future__ import annotations
@@ -19,7 +21,15 @@ from pipeline.engine.kv.serialize import restored, row_tensors, unknown_layers
 from pipeline.engine.model.forward import Forward
 from pipeline.engine.reuse.prefix_store import Reuse, Saving
 from pipeline.engine.sampling.hidden_state import packed, watched
-from pipeline.engine.static.generate import NON_FINITE, Reply, Rows, Settings, decode, joined, prefill_in_groups
+from pipeline.engine.static.generate import (
+    NON_FINITE,
+    Reply,
+    Rows,
+    Settings,
+    decode,
+    joined,
+    prefill_in_groups,
+)
 from pipeline.engine.static.score import Scored, score, score_rows
 from pipeline.records import Decode, Request, Score, document_of
 
@@ -41,18 +51,26 @@ class _Cached:
 
 
 class Stages:
-    """See the module. Keeps the last documents about which this run has further questions in memory, up to ``recent_tokens``."""
+    """See the module. Keeps the last documents about which this run has further questions in memory, up to
+    ``recent_tokens``.
+    """
 
     def __init__(self, forward: Forward, reuse: Reuse, recent_tokens: int) -> None:
         self._forward = forward
         self._reuse = reuse
         self._recent_tokens = recent_tokens
         self._recent: OrderedDict[tuple[int, ...], _Cached] = OrderedDict()
-        self._unfinished: list[tuple[tuple[int, ...], bool]] = []  # documents with checkpoints whose questions are being answered
+        self._unfinished: list[
+            tuple[tuple[int, ...], bool]
+        ] = []  # documents with checkpoints whose questions are being answered
         self._joins = can_join(make_cache(forward.config, "device", forward.device))
 
-    def replies(self, batch: Sequence[Request], end_ids: Collection[int], settings: Settings) -> Sequence[_Answer] | None:
-        """Answers to ``batch`` in its order; None where nothing of it is stored or to be stored, and it may as well be read together."""
+    def replies(
+        self, batch: Sequence[Request], end_ids: Collection[int], settings: Settings
+    ) -> Sequence[_Answer] | None:
+        """Answers to ``batch`` in its order; None where nothing of it is stored or to be stored, and it may
+        as well be read together.
+        """
         with torch.inference_mode():
             alone, cached = self._found(batch)
             if not alone or (len(batch) > 1 and not self._joins):
@@ -65,7 +83,9 @@ class Stages:
             return [answers[order.index(place)] for place in range(len(batch))]
 
     def _found(self, batch: Sequence[Request]) -> tuple[list[int], deque[_Cached]]:
-        """Places in ``batch`` of what is worth a stage of its own, and what is known of each; nothing else holds that."""
+        """Places in ``batch`` of what is worth a stage of its own, and what is known of each; nothing else
+        holds that.
+        """
         alone: list[int] = []
         found: deque[_Cached] = deque()
         for place, request in enumerate(batch):
@@ -76,7 +96,9 @@ class Stages:
         return alone, found
 
     def _stored(self, request: Request) -> _Cached | None:
-        """What is known of the document, possibly nothing but that it is to be kept; None where it is not worth a stage of its own."""
+        """What is known of the document, possibly nothing but that it is to be kept; None where it is not
+        worth a stage of its own.
+        """
         if not request.document_end or not self._reuse.is_wanted(request.document_tokens):
             return None
         key = document_of(request)
@@ -93,9 +115,11 @@ class Stages:
     def _keeps(self, request: Request, key: Sequence[int]) -> bool:
         return self._reuse.keeps(len(key), 0, request.awaited)
 
-    def _answers(self, requests: Sequence[Request], found: deque[_Cached], end_ids: Collection[int], settings: Settings) -> list[_Answer]:
-        """``requests``: those to be read together, then one for each of ``found``, which is emptied: each is let go once it is a row,
-        or the batch would be in memory twice.
+    def _answers(
+        self, requests: Sequence[Request], found: deque[_Cached], end_ids: Collection[int], settings: Settings
+    ) -> list[_Answer]:
+        """``requests``: those to be read together, then one for each of ``found``, which is emptied: each is
+        let go once it is a row, or the batch would be in memory twice.
         """
         together, alone = requests[: len(requests) - len(found)], requests[len(requests) - len(found) :]
         prompts = [request.ids for request in together]
@@ -104,9 +128,19 @@ class Stages:
             room = max(ask.max_new_tokens for ask in decodes)
             parts = [prefill_in_groups(self._forward, prompts, settings)] if together else []
             parts += [self._read(request, found.popleft(), settings) for request in alone]
-            return list(decode(self._forward, joined(parts, max(part.columns for part in parts) + room), decodes, end_ids, settings.pad_id))
+            return list(
+                decode(
+                    self._forward,
+                    joined(parts, max(part.columns for part in parts) + room),
+                    decodes,
+                    end_ids,
+                    settings.pad_id,
+                )
+            )
         asks = [request.ask for request in requests if isinstance(request.ask, Score)]
-        answers: list[_Answer] = list(score(self._forward, prompts, asks[: len(together)], settings)) if together else []
+        answers: list[_Answer] = (
+            list(score(self._forward, prompts, asks[: len(together)], settings)) if together else []
+        )
         for request, ask in zip(alone, asks[len(together) :], strict=True):
             with watched(self._forward.model, wanted=ask.features) as watch:
                 row = self._read(request, found.popleft(), settings)
@@ -123,13 +157,21 @@ class Stages:
             self._read_document(request, key, cached, cache, settings)
         elif cached.resumed:
             self._unfinished.append((key, self._keeps(request, key)))
-        logits = _feed(self._forward, cache, request.ids, len(key), len(request.ids), settings.prefill_chunk_tokens)
+        logits = _feed(
+            self._forward, cache, request.ids, len(key), len(request.ids), settings.prefill_chunk_tokens
+        )
         return _row(self._forward, cache, len(request.ids), logits)
 
-    def _read_document(self, request: Request, key: tuple[int, ...], cached: _Cached, cache: AnyCache, settings: Settings) -> None:
+    def _read_document(
+        self, request: Request, key: tuple[int, ...], cached: _Cached, cache: AnyCache, settings: Settings
+    ) -> None:
         shelf, chunk = self._reuse.shelf, settings.prefill_chunk_tokens
         keep, long = self._keeps(request, key), shelf.is_long(len(key))
-        saving = Saving(self._reuse, key, cached.tokens if cached.resumed else 0) if long or cached.resumed else None
+        saving = (
+            Saving(self._reuse, key, cached.tokens if cached.resumed else 0)
+            if long or cached.resumed
+            else None
+        )
         started, done = time.perf_counter(), cached.tokens
         while done < len(key):
             end = min(len(key), (done // chunk + 1) * chunk)
@@ -139,9 +181,20 @@ class Stages:
                 saving.save(end, time.perf_counter() - started, lambda begin: row_tensors(cache, begin))
         seconds = time.perf_counter() - started
         shelf.computed(len(key) - cached.tokens, seconds)
-        self._put(request, key, cache, seconds * len(key) / (len(key) - cached.tokens), keep=keep, saving=saving)
+        self._put(
+            request, key, cache, seconds * len(key) / (len(key) - cached.tokens), keep=keep, saving=saving
+        )
 
-    def _put(self, request: Request, key: tuple[int, ...], cache: AnyCache, seconds: float, *, keep: bool, saving: Saving | None) -> None:
+    def _put(
+        self,
+        request: Request,
+        key: tuple[int, ...],
+        cache: AnyCache,
+        seconds: float,
+        *,
+        keep: bool,
+        saving: Saving | None,
+    ) -> None:
         if saving is not None and saving.used:
             if keep or isinstance(request.ask, Decode):  # scoring takes a moment beside the document
                 saving.save(len(key), seconds, lambda begin: row_tensors(cache, begin))
@@ -161,16 +214,27 @@ class Stages:
 def _cache_of(forward: Forward, cached: _Cached, settings: Settings, columns: int) -> AnyCache:
     if not cached.tokens:
         return make_cache(forward.config, settings.placement, forward.device, columns)
-    return restored(forward.config, settings.placement, forward.device, cached.tokens, [cached.ranges, cached.states], columns)
+    return restored(
+        forward.config,
+        settings.placement,
+        forward.device,
+        cached.tokens,
+        [cached.ranges, cached.states],
+        columns,
+    )
 
 
-def _feed(forward: Forward, cache: AnyCache, ids: Sequence[int], begin: int, end: int, chunk_tokens: int) -> torch.Tensor:
+def _feed(
+    forward: Forward, cache: AnyCache, ids: Sequence[int], begin: int, end: int, chunk_tokens: int
+) -> torch.Tensor:
     """Read ``ids[begin:end]`` on top of the cache; the logits behind the last of them, (1, vocabulary)."""
     for start in range(begin, end, chunk_tokens):
         stop = min(start + chunk_tokens, end)
         tokens = torch.tensor([ids[start:stop]], dtype=torch.long, device=forward.device)
         positions = torch.arange(start, stop, device=forward.device)[None]
-        logits = forward(tokens, torch.ones(1, stop, dtype=torch.long, device=forward.device), positions, cache)
+        logits = forward(
+            tokens, torch.ones(1, stop, dtype=torch.long, device=forward.device), positions, cache
+        )
     return logits[:, -1].float()
 
 
@@ -180,7 +244,9 @@ def _row(forward: Forward, cache: AnyCache, tokens: int, logits: torch.Tensor) -
 
 
 def not_reusable(model: Any, dtype: str) -> str | None:
-    """Why caches of this model cannot be taken apart and put together again, found by doing it with a few tokens; None when they can."""
+    """Why caches of this model cannot be taken apart and put together again, found by doing it with a few
+    tokens; None when they can.
+    """
     forward = Forward(model)
     unknown = unknown_layers(make_cache(forward.config, "device", forward.device))
     if unknown is not None:
@@ -194,7 +260,9 @@ def not_reusable(model: Any, dtype: str) -> str | None:
 
 
 def _difference(forward: Forward) -> tuple[float, float]:
-    """Largest difference of the logits of a plain reading and of one that goes on from a cache that was taken apart, and their scale."""
+    """Largest difference of the logits of a plain reading and of one that goes on from a cache that was taken
+    apart, and their scale.
+    """
     vocabulary = min(forward.vocabulary_tokens, 1000)
     ids = [3 + 7 * number % (vocabulary - 3) for number in range(_TRIAL_TOKENS)]
     with torch.inference_mode():
@@ -202,7 +270,9 @@ def _difference(forward: Forward) -> tuple[float, float]:
         expected = _feed(forward, plain, ids, 0, _TRIAL_TOKENS, _TRIAL_TOKENS)
         first = make_cache(forward.config, "device", forward.device)
         _feed(forward, first, ids, 0, _TRIAL_CUT, _TRIAL_CUT)
-        second = restored(forward.config, "device", forward.device, _TRIAL_CUT, row_tensors(first, 0), _TRIAL_TOKENS)
+        second = restored(
+            forward.config, "device", forward.device, _TRIAL_CUT, row_tensors(first, 0), _TRIAL_TOKENS
+        )
         found = _feed(forward, second, ids, _TRIAL_CUT, _TRIAL_TOKENS, _TRIAL_TOKENS)
     difference = float((found - expected).abs().max())
     return difference if math.isfinite(difference) else math.inf, float(expected.abs().max())

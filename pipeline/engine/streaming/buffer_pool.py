@@ -1,7 +1,7 @@
 """Storage for units on their way: a few slabs of one size, used again and again, whatever lies in them.
 
-A slab takes whole pages of a file as they lie on the disk, so that reads can go around the page cache straight into it. It begins at a
-page, and a tensor in it has the place that it has in its page of the file.
+A slab takes whole pages of a file as they lie on the disk, so that reads can go around the page cache
+straight into it. It begins at a page, and a tensor in it has the place that it has in its page of the file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class Slab:
         """``blocks``, whose pages have landed, as tensors that share the slab's memory."""
         first, _ = pages(blocks)
         raw = [self._bytes[block.offset - first :][: block.bytes] for block in blocks]
-        return [bytes_of.view(block.dtype).view(block.shape) for bytes_of, block in zip(raw, blocks, strict=True)]
+        return [
+            bytes_of.view(block.dtype).view(block.shape) for bytes_of, block in zip(raw, blocks, strict=True)
+        ]
 
 
 def load(files: BlockFiles, blocks: Sequence[Block], *, pinned: bool = False) -> list[torch.Tensor]:
@@ -44,7 +46,8 @@ def load(files: BlockFiles, blocks: Sequence[Block], *, pinned: bool = False) ->
 class Slabs:
     """Slabs that hold any of the units they were made for.
 
-    They are not told apart by the tensors' shapes: those of 4-bit statistics differ from layer to layer, so each would have its own.
+    They are not told apart by the tensors' shapes: those of 4-bit statistics differ from layer to layer, so
+    each would have its own.
     """
 
     def __init__(self, units: Sequence[Sequence[Block]], *, pinned: bool) -> None:

@@ -1,4 +1,6 @@
-"""The tensors of a model's own safetensors files, read one at a time by explicit reads that leave no page cache."""
+"""The tensors of a model's own safetensors files, read one at a time by explicit reads that leave no page
+cache.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,24 @@ from pipeline.stores.kv.formats import as_bytes
 _MAX_HEADER_BYTES = 100_000_000  # as safetensors itself has it
 _READ_BYTES = 16 * 2**20
 _DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64, "I32": torch.int32,
-    "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor in a file, not read yet. ``tensor[...]`` reads it, as transformers' own loading asks for it."""
+    """A tensor in a file, not read yet. ``tensor[...]`` reads it, as transformers' own loading asks for
+    it.
+    """
 
     path: Path
     offset: int
@@ -51,7 +63,9 @@ class StoredTensor:
 
 
 def stored_tensors(files: Sequence[Path]) -> dict[str, StoredTensor]:
-    """All tensors of ``files`` by name. Raises ConfigError for a damaged header or numbers that safetensors does not have."""
+    """All tensors of ``files`` by name. Raises ConfigError for a damaged header or numbers that safetensors
+    does not have.
+    """
     found = {}
     for path in files:
         try:
@@ -64,7 +78,11 @@ def stored_tensors(files: Sequence[Path]) -> dict[str, StoredTensor]:
                 if name != "__metadata__":
                     begin, end = entry["data_offsets"]
                     dtype, shape = _DTYPES[entry["dtype"]], tuple(map(int, entry["shape"]))
-                    found[name] = StoredTensor(path, 8 + length + int(begin), int(end) - int(begin), dtype, shape)
+                    found[name] = StoredTensor(
+                        path, 8 + length + int(begin), int(end) - int(begin), dtype, shape
+                    )
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{path} is damaged: its header cannot be read ({error}); fetch it again") from None
+            raise ConfigError(
+                f"{path} is damaged: its header cannot be read ({error}); fetch it again"
+            ) from None
     return found

@@ -1,7 +1,9 @@
-"""From the model's own files to one group of tensors as the model computes with them, by transformers' own loading.
+"""From the model's own files to one group of tensors as the model computes with them, by transformers' own
+loading.
 
-The library renames, merges (experts) and quantizes; here it is given the files' tensors of one layer at a time, so that no more than a
-layer is ever in memory, and every number is the one that loading the whole model would give.
+The library renames, merges (experts) and quantizes; here it is given the files' tensors of one layer at a
+time, so that no more than a layer is ever in memory, and every number is the one that loading the whole model
+would give.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from pipeline.errors import ConfigError
 
 
 class Conversion:
-    """One model's files, and a skeleton that the library fills group by group. ``device`` is where it quantizes."""
+    """One model's files, and a skeleton that the library fills group by group. ``device`` is where it
+    quantizes.
+    """
 
     def __init__(self, config: ModelConfig, location: Location, dtype: str, device: torch.device) -> None:
         from transformers.conversion_mapping import get_model_conversion_mapping
@@ -33,14 +37,18 @@ class Conversion:
         self._sources = self._by_group(stored_tensors(weight_files(location)))
         missing = [group for group in self.skeleton.groups() if group not in self._sources]
         if missing:
-            raise ConfigError(f"the weight files of {config.id} lack {len(missing)} parts of its architecture, such as {missing[0]}")
+            raise ConfigError(
+                f"the weight files of {config.id} lack {len(missing)} parts of its architecture, such as "
+                f"{missing[0]}"
+            )
 
     def source_bytes(self, group: str) -> int:
         """Bytes of the group in the model's own files."""
         return sum(tensor.bytes for tensor in self._sources[group].values())
 
     def group(self, group: str) -> dict[str, torch.Tensor]:
-        """The tensors of ``group`` by name; a weight of a quantized product with its statistics as ``name.absmax`` and so on.
+        """The tensors of ``group`` by name; a weight of a quantized product with its statistics as
+        ``name.absmax`` and so on.
 
         Raises ConfigError where the files lack some or the library cannot convert them.
         """
@@ -52,7 +60,10 @@ class Conversion:
             for name in names:
                 tensor = _tensor(self.skeleton.model, name)
                 if tensor.device.type == "meta":
-                    raise ConfigError(f"the weight files of {self._config.id} lack {name}, or it cannot be made from them{problems}")
+                    raise ConfigError(
+                        f"the weight files of {self._config.id} lack {name}, or it cannot be made from "
+                        f"them{problems}"
+                    )
                 found.update(_described(name, tensor))
         finally:
             for name, tensor in empty.items():
@@ -65,12 +76,15 @@ class Conversion:
 
         settings = LoadStateDictConfig(
             dtype=self._dtype,
-            dtype_plan=self.skeleton.model._get_dtype_plan(self._dtype),  # noqa: SLF001  # as from_pretrained does
+            # as from_pretrained does
+            dtype_plan=self.skeleton.model._get_dtype_plan(self._dtype),  # noqa: SLF001
             device_map={"": str(self._device)},
             hf_quantizer=self.skeleton.quantizer,
             weight_mapping=self._mapping,
         )
-        in_pieces = quantizing_in_pieces() if self.skeleton.quantizer is not None else contextlib.nullcontext()
+        in_pieces = (
+            quantizing_in_pieces() if self.skeleton.quantizer is not None else contextlib.nullcontext()
+        )
         with in_pieces:
             report, _ = convert_and_load_state_dict_in_model(self.skeleton.model, dict(sources), settings)
         wrong = [
@@ -107,16 +121,22 @@ def _tensor(model: Any, name: str) -> torch.Tensor:
 def _put(model: Any, name: str, tensor: torch.Tensor) -> None:
     path, _, last = name.rpartition(".")
     module = model.get_submodule(path)
-    if getattr(module, "quant_state", None) is not None:  # a module in 4 bits keeps its weight's statistics, too
+    if (
+        getattr(module, "quant_state", None) is not None
+    ):  # a module in 4 bits keeps its weight's statistics, too
         module.quant_state = None
-    (module._parameters if last in module._parameters else module._buffers)[last] = tensor  # noqa: SLF001  # no checks wanted
+    # no checks wanted
+    (module._parameters if last in module._parameters else module._buffers)[last] = tensor  # noqa: SLF001
 
 
 def _described(name: str, tensor: Any) -> dict[str, torch.Tensor]:
     """A tensor as what is stored of it: a quantized one is several."""
     state = getattr(tensor, "quant_state", None)
     if state is not None:
-        return {name: tensor.data, **{f"{name}.{key}": value for key, value in state.as_dict(packed=True).items()}}
+        return {
+            name: tensor.data,
+            **{f"{name}.{key}": value for key, value in state.as_dict(packed=True).items()},
+        }
     scales = getattr(tensor, "SCB", None)
     if scales is not None:
         return {name: tensor.CB if tensor.CB is not None else tensor.data, f"{name}.SCB": scales}

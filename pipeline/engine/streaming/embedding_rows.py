@@ -35,8 +35,12 @@ class RowTable:
         return torch.cat([load(self._files, [block])[0] for block in self._blocks])
 
 
-def place_tables(model: Any, files: BlockFiles, stored: Mapping[str, Sequence[Block]], device: torch.device) -> int:
-    """Let embeddings read their rows as they are asked for; tables that are used otherwise are loaded. Returns the bytes of those."""
+def place_tables(
+    model: Any, files: BlockFiles, stored: Mapping[str, Sequence[Block]], device: torch.device
+) -> int:
+    """Let embeddings read their rows as they are asked for; tables that are used otherwise are loaded.
+    Returns the bytes of those.
+    """
     loaded = 0
     for path, module in model.named_modules():
         blocks = stored.get(f"{path}.weight", ())
@@ -44,16 +48,24 @@ def place_tables(model: Any, files: BlockFiles, stored: Mapping[str, Sequence[Bl
             continue
         table = RowTable(files, blocks)
         if len(inspect.signature(type(module).forward).parameters) == 2:  # self and ids
-            module.padding_idx = None  # it matters for gradients only, and is no row of the few that are there
-            module.forward = _gathering(module, table, device)  # type: ignore[assignment, method-assign]  # an attribute of this one module
+            module.padding_idx = (
+                None  # it matters for gradients only, and is no row of the few that are there
+            )
+            # an attribute of this one module
+            module.forward = _gathering(module, table, device)  # type: ignore[assignment, method-assign]
         else:
-            module._parameters["weight"] = table.whole().to(device)  # type: ignore[assignment]  # noqa: SLF001  # no checks wanted
+            # no checks wanted
+            module._parameters["weight"] = table.whole().to(device)  # type: ignore[assignment]  # noqa: SLF001
             loaded += module.weight.numel() * module.weight.element_size()
     return loaded
 
 
-def _gathering(module: torch.nn.Embedding, table: RowTable, device: torch.device) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The module's own forward over a table of the rows that ``ids`` name, so that scaling and the like stay the model's."""
+def _gathering(
+    module: torch.nn.Embedding, table: RowTable, device: torch.device
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The module's own forward over a table of the rows that ``ids`` name, so that scaling and the like stay
+    the model's.
+    """
     own, parameters = module.forward, module._parameters  # noqa: SLF001  # as above
 
     def forward(ids: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,6 @@
-"""Static batches on streamed weights: as many as memory holds run side by side, each layer loaded once a sweep for all of them."""
+"""Static batches on streamed weights: as many as memory holds run side by side, each layer loaded once a
+sweep for all of them.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +21,30 @@ _LANE_ROWS = 32  # of a micro-batch that nobody planned
 
 
 class StreamedEngine(ModelEngine):
-    """Implements ``pipeline.engine.interface.Engine``. The plan's rows and tokens bound all micro-batches together.
+    """Implements ``pipeline.engine.interface.Engine``. The plan's rows and tokens bound all micro-batches
+    together.
 
-    Each is run as ``ModelEngine`` runs its batches, with the same ways out of failure; ``lane_rows`` (else the plan's) bounds one of them.
+    Each is run as ``ModelEngine`` runs its batches, with the same ways out of failure; ``lane_rows`` (else
+    the plan's) bounds one of them.
     """
 
     def __init__(
-        self, model: Any, gates: Gates, plan: Plan, *, end_ids: Sequence[int], pad_id: int, attention: str, lane_rows: int | None = None
-    ) -> None:  # fmt: skip
+        self,
+        model: Any,
+        gates: Gates,
+        plan: Plan,
+        *,
+        end_ids: Sequence[int],
+        pad_id: int,
+        attention: str,
+        lane_rows: int | None = None,
+    ) -> None:
         super().__init__(model, plan, end_ids=end_ids, pad_id=pad_id)
         self._gates, self._attention = gates, attention
         self._lane_rows = lane_rows or (plan.streaming.micro_batch_rows if plan.streaming else _LANE_ROWS)
-        self._lanes: Lanes[tuple[int, Sequence[Generation]]] = Lanes(gates.weights.open, gates.heads, self._pulse)
+        self._lanes: Lanes[tuple[int, Sequence[Generation]]] = Lanes(
+            gates.weights.open, gates.heads, self._pulse
+        )
         self._forward = LaneForward(model, self._lanes)
         self._taken: dict[int, int] = {}  # tokens of each lane's batch, by the first of its requests
 
@@ -40,10 +54,13 @@ class StreamedEngine(ModelEngine):
         return super().idle and not self._lanes
 
     def step(self) -> Sequence[Generation]:
-        """Sweep until a micro-batch has ended. May return nothing, when it failed and will be tried in smaller pieces."""
+        """Sweep until a micro-batch has ended. May return nothing, when it failed and will be tried in
+        smaller pieces.
+        """
         if self._refused:
             return super().step()
-        # The mode is the thread's: a lane that ends puts back what was before it, which must be what the others need.
+        # The mode is the thread's: a lane that ends puts back what was before it, which must be what the
+        # others need.
         with torch.inference_mode(), attention_as(self._forward.model, self._attention):
             self._gates.lanes = self._lanes
             try:
@@ -70,8 +87,15 @@ class StreamedEngine(ModelEngine):
             tokens = self._plan.batch_tokens - sum(self._taken.values())
             if self._lanes and (rows <= 0 or tokens <= 0):
                 return
-            room = replace(self._plan, max_batch_rows=max(1, min(rows, self._lane_rows)), batch_tokens=max(1, tokens))
-            batch = next_batch(self._queue.values(), room, row_limit=self._limits.rows, equal_lengths=self._forward.equal_lengths)
+            room = replace(
+                self._plan, max_batch_rows=max(1, min(rows, self._lane_rows)), batch_tokens=max(1, tokens)
+            )
+            batch = next_batch(
+                self._queue.values(),
+                room,
+                row_limit=self._limits.rows,
+                equal_lengths=self._forward.equal_lengths,
+            )
             if self._lanes and not self._has_room(batch):
                 return
             for request in batch:
@@ -87,7 +111,10 @@ class StreamedEngine(ModelEngine):
     def _start(self, batch: Sequence[Request]) -> None:
         key = batch[0].request_id
         self._taken[key] = len(batch) * batch_columns(batch)
-        self._lanes.start(lambda: (key, self._run_alone(batch[0]) if len(batch) == 1 else self._run_together(batch)), len(batch))
+        self._lanes.start(
+            lambda: (key, self._run_alone(batch[0]) if len(batch) == 1 else self._run_together(batch)),
+            len(batch),
+        )
 
     def _taken_out(self, ended: tuple[int, Sequence[Generation]], seconds: float) -> list[Generation]:
         """The generations of a lane that has ended, each with its share of the lane's own time."""

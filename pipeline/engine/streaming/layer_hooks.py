@@ -1,4 +1,6 @@
-"""Gates in a model: before a layer computes, its weights are there. Outside of lanes they are loaded at once; a lane waits."""
+"""Gates in a model: before a layer computes, its weights are there. Outside of lanes they are loaded at once;
+a lane waits.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ from pipeline.engine.streaming.weight_prefetcher import StreamedWeights
 
 
 class Gates:
-    """The gates of one model. ``lanes`` is set while an engine runs micro-batches; without it every call passes on its own."""
+    """The gates of one model. ``lanes`` is set while an engine runs micro-batches; without it every call
+    passes on its own.
+    """
 
     def __init__(self, model: Any, weights: StreamedWeights) -> None:
         self.weights = weights

@@ -1,4 +1,6 @@
-"""From a configuration to a model whose weights are streamed: when that is what is wanted, and everything that has to be there for it."""
+"""From a configuration to a model whose weights are streamed: when that is what is wanted, and everything
+that has to be there for it.
+"""
 
 from __future__ import annotations
 
@@ -39,10 +41,12 @@ class StreamedModel(LoadedModel):
 
 
 def why_streamed(config: Config, location: Location, plan: Plan) -> str | None:
-    """Why weights are to be streamed, as a sentence; None where they are to be loaded whole or offloaded by the library.
+    """Why weights are to be streamed, as a sentence; None where they are to be loaded whole or offloaded by
+    the library.
 
-    Quantized weights are streamed where they do not fit, because the library keeps them on the device or not at all. Plain ones are
-    offloaded by the library as long as the page cache can hold them, which is faster then: its pages are used where they lie.
+    Quantized weights are streamed where they do not fit, because the library keeps them on the device or not
+    at all. Plain ones are offloaded by the library as long as the page cache can hold them, which is faster
+    then: its pages are used where they lie.
     """
     asked = config.engine.weights
     if asked == "resident":
@@ -50,29 +54,45 @@ def why_streamed(config: Config, location: Location, plan: Plan) -> str | None:
     if asked == "streamed":
         return "weights are streamed, as configured"
     if plan.streaming is not None and plan.quantization == "none":
-        return "weights do not fit, and by the plan the page cache cannot hold what would be offloaded to the disk"
+        return (
+            "weights do not fit, and by the plan the page cache cannot hold what would be offloaded to "
+            "the disk"
+        )
     if plan.streaming is not None:
         return (
-            f"weights in {plan.quantization} do not fit beside what computes with them, and only streaming keeps them quantized elsewhere"
+            f"weights in {plan.quantization} do not fit beside what computes with them, and only "
+            f"streaming keeps them quantized elsewhere"
         )
     try:
         placement = plan_placement(config.model, location, plan.dtype)
     except DoesNotFit:
         if config.model.quantization == "none":
             raise
-        return f"weights in {config.model.quantization} do not fit on the device, and only streaming keeps them quantized elsewhere"
+        return (
+            f"weights in {config.model.quantization} do not fit on the device, and only streaming "
+            f"keeps them quantized elsewhere"
+        )
     on_disk, in_ram = (placement.bytes_by_device.get(place, 0) for place in ("disk", "cpu"))
     cached = max(0, available_ram_bytes() - in_ram)
     if on_disk > cached:
-        return f"{size(on_disk)} of weights are on disk and {size(cached)} of page cache cannot hold them: they are read for each sweep"
+        return (
+            f"{size(on_disk)} of weights are on disk and {size(cached)} of page cache cannot hold "
+            f"them: they are read for each sweep"
+        )
     return None
 
 
 def open_streamed(
-    config: Config, location: Location, dtype: str, weights: Mapping[str, str], say: Callable[[str], None], reason: str,
+    config: Config,
+    location: Location,
+    dtype: str,
+    weights: Mapping[str, str],
+    say: Callable[[str], None],
+    reason: str,
     planned: Streaming | None = None,
-) -> StreamedModel:  # fmt: skip
-    """Prepare the weights if need be, and build the model around them. ``planned``: which of them stay; None: as many as fit.
+) -> StreamedModel:
+    """Prepare the weights if need be, and build the model around them. ``planned``: which of them stay; None:
+    as many as fit.
 
     Raises ConfigError, DoesNotFit or StoppedEarly.
     """
@@ -81,20 +101,29 @@ def open_streamed(
     except (ConfigError, DoesNotFit) as error:
         if config.engine.weights == "streamed" or config.model.quantization != "none":
             raise
-        raise type(error)(f"{error}; with engine.weights: resident the library offloads them instead, which is slower") from error
+        raise type(error)(
+            f"{error}; with engine.weights: resident the library offloads them instead, which is slower"
+        ) from error
 
 
 def _open(
-    config: Config, location: Location, dtype: str, weights: Mapping[str, str], say: Callable[[str], None], reason: str,
+    config: Config,
+    location: Location,
+    dtype: str,
+    weights: Mapping[str, str],
+    say: Callable[[str], None],
+    reason: str,
     planned: Streaming | None,
-) -> StreamedModel:  # fmt: skip
+) -> StreamedModel:
     quiet_libraries()
     fetch_weights(location, say)
     started = time.monotonic()
     device, device_bytes, ram_bytes = _room(config)
     give_large_blocks_back()  # for good: memory is what there is too little of
     with PeakMemory() as peak:
-        prepared = prepare(Wanted(config.model, location, dtype, weights, device), say, config.engine.prepared_quota)
+        prepared = prepare(
+            Wanted(config.model, location, dtype, weights, device), say, config.engine.prepared_quota
+        )
         preparing_seconds = time.monotonic() - started
         skeleton = build_skeleton(config.model, location, dtype)
         require_plain_head(skeleton.model, config.model.id)
@@ -105,17 +134,27 @@ def _open(
         skeleton.model.get_input_embeddings().computes_on = device
         lay_out_for_head(skeleton.model)
         gates = Gates(skeleton.model, streamed)
-    by_device = {str(device): tiers.bytes_in("device"), "cpu": tiers.bytes_in("ram"), "disk": tiers.bytes_in("disk")}
+    by_device = {
+        str(device): tiers.bytes_in("device"),
+        "cpu": tiers.bytes_in("ram"),
+        "disk": tiers.bytes_in("disk"),
+    }
     placement = Placement({"": "streamed"}, {name: amount for name, amount in by_device.items() if amount})
     facts = {
         "weights_bytes": placement.needed_bytes,
         "dtype": dtype,
         "quantization": {"type": config.model.quantization, "compute_dtype": dtype},
-        "attention": str(skeleton.model.config._attn_implementation),  # noqa: SLF001  # the setting has no public reader
+        # the setting has no public reader
+        "attention": str(skeleton.model.config._attn_implementation),  # noqa: SLF001
         "device_map": {"": f"streamed by the {tiers.grain}"},
         "bytes_by_device": dict(placement.bytes_by_device),
         "placement": tiers.describe(device.type),
-        "streamed": {"reason": reason, "grain": tiers.grain, "sweep_bytes": tiers.sweep_bytes, "working_bytes": tiers.working_bytes},
+        "streamed": {
+            "reason": reason,
+            "grain": tiers.grain,
+            "sweep_bytes": tiers.sweep_bytes,
+            "working_bytes": tiers.working_bytes,
+        },
         "prepared_folder": str(prepared.folder),
         "preparing_seconds": round(preparing_seconds, 3),
         "load_seconds": round(time.monotonic() - started, 3),
@@ -126,7 +165,9 @@ def _open(
 
 
 def _room(config: Config) -> tuple[torch.device, int, int]:
-    """(device that computes, bytes of weights it may hold, bytes of RAM for others). One graphics card, the first that is allowed."""
+    """(device that computes, bytes of weights it may hold, bytes of RAM for others). One graphics card, the
+    first that is allowed.
+    """
     allowed: dict[Any, int] = allowed_bytes(config.model)
     first = next(iter(allowed))
     if first == "cpu":

@@ -1,7 +1,8 @@
-"""A model without weights: which layers it is a list of, which of its tensors belong to which layer, and what lies outside of them.
+"""A model without weights: which layers it is a list of, which of its tensors belong to which layer, and what
+lies outside of them.
 
-Parameters are on the meta device; buffers that are computed and not stored (rotary frequencies) are real. Products in 4 bits are plain
-products here: their weights come dequantized, once for all rows that pass.
+Parameters are on the meta device; buffers that are computed and not stored (rotary frequencies) are real.
+Products in 4 bits are plain products here: their weights come dequantized, once for all rows that pass.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ class Skeleton:
     layers_path: str
     quantizer: Any
     tensors: dict[str, str] = field(default_factory=dict)
-    """The group of every stored tensor: ``layer-00007`` or, for what lies outside of the layers, the tensor's own name."""
+    """The group of every stored tensor: ``layer-00007`` or, for what lies outside of the layers, the tensor's
+    own name.
+    """
 
     @property
     def layers(self) -> list[Any]:
@@ -44,7 +47,9 @@ class Skeleton:
 
 
 def build_skeleton(config: ModelConfig, location: Location, dtype: str) -> Skeleton:
-    """The quantized model as the library would fill it, on the meta device. Raises ConfigError with the reason where it cannot stream."""
+    """The quantized model as the library would fill it, on the meta device. Raises ConfigError with the
+    reason where it cannot stream.
+    """
     from transformers import AutoModelForCausalLM
     from transformers.quantizers.auto import AutoHfQuantizer
 
@@ -52,7 +57,8 @@ def build_skeleton(config: ModelConfig, location: Location, dtype: str) -> Skele
     built = architecture(location, config)
     if getattr(built, "quantization_config", None) is not None:
         raise ConfigError(
-            f"{config.id} is stored quantized, and weights are streamed from a model stored in plain numbers; name that one, or set "
+            f"{config.id} is stored quantized, and weights are streamed from a model stored in plain "
+            f"numbers; name that one, or set "
             "engine.weights: resident"
         )
     wanted = settle_quantization(built, config, dtype)
@@ -60,15 +66,24 @@ def build_skeleton(config: ModelConfig, location: Location, dtype: str) -> Skele
         with parameters_on_meta():
             build: Any = AutoModelForCausalLM.from_config  # its signature has no types
             attention = resolve_attention(config.attention, location, config)
-            model = build(built, dtype=torch_dtype(dtype), trust_remote_code=config.trust_remote_code, attn_implementation=attention)
+            model = build(
+                built,
+                dtype=torch_dtype(dtype),
+                trust_remote_code=config.trust_remote_code,
+                attn_implementation=attention,
+            )
     except (ValueError, ImportError, AttributeError, TypeError, KeyError) as error:
-        raise ConfigError(f"model.id {config.id} cannot be built as a language model: {' '.join(str(error).split())}") from error
+        raise ConfigError(
+            f"model.id {config.id} cannot be built as a language model: {' '.join(str(error).split())}"
+        ) from error
     quantizer = None
     if wanted is not None:
         import_bitsandbytes()
         quantizer = AutoHfQuantizer.from_config(wanted, pre_quantized=False)
         with torch.device("meta"):
-            quantizer.preprocess_model(model=model, dtype=torch_dtype(dtype), device_map={"": "cpu"}, checkpoint_files=[])
+            quantizer.preprocess_model(
+                model=model, dtype=torch_dtype(dtype), device_map={"": "cpu"}, checkpoint_files=[]
+            )
     model.eval()
     skeleton = Skeleton(model, _layers_path(model, config.id), quantizer)
     skeleton.tensors = _grouped(skeleton)
@@ -77,7 +92,9 @@ def build_skeleton(config: ModelConfig, location: Location, dtype: str) -> Skele
 
 @contextlib.contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Inside, parameters are moved to the meta device as soon as a module has them; memory that nobody touches is never taken."""
+    """Inside, parameters are moved to the meta device as soon as a module has them; memory that nobody
+    touches is never taken.
+    """
     register = torch.nn.Module.register_parameter
 
     def on_meta(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
@@ -96,11 +113,18 @@ def parameters_on_meta() -> Iterator[None]:
 def _layers_path(model: Any, name: str) -> str:
     """Path of the one list that has as many modules as the model has layers. Raises ConfigError."""
     count = getattr(model.config.get_text_config(), "num_hidden_layers", None)
-    lists = [path for path, module in model.named_modules() if isinstance(module, torch.nn.ModuleList) and len(module) == count]
-    outermost = [path for path in lists if not any(path.startswith(f"{other}.") for other in lists if other != path)]
+    lists = [
+        path
+        for path, module in model.named_modules()
+        if isinstance(module, torch.nn.ModuleList) and len(module) == count
+    ]
+    outermost = [
+        path for path in lists if not any(path.startswith(f"{other}.") for other in lists if other != path)
+    ]
     if len(outermost) != 1:
         raise ConfigError(
-            f"the weights of {name} cannot be streamed: its decoder ({type(model).__name__}) is not one list of {count} layers; "
+            f"the weights of {name} cannot be streamed: its decoder ({type(model).__name__}) is not one "
+            f"list of {count} layers; "
             "use a model that fits, or engine.weights: resident with model.quantization: none"
         )
     return str(outermost[0])
@@ -133,5 +157,10 @@ def plain_products(skeleton: Skeleton) -> None:
     for path, module in list(skeleton.model.named_modules()):
         if type(module) is kind:
             with torch.device("meta"):
-                plain = torch.nn.Linear(module.in_features, module.out_features, module.bias is not None, dtype=module.compute_dtype)
+                plain = torch.nn.Linear(
+                    module.in_features,
+                    module.out_features,
+                    module.bias is not None,
+                    dtype=module.compute_dtype,
+                )
             skeleton.model.set_submodule(path, plain.requires_grad_(False).eval())

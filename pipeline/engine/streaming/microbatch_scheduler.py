@@ -1,9 +1,10 @@
-"""Many micro-batches in one sweep: each runs the model's own forward in a lane of its own, and stops wherever weights are needed.
+"""Many micro-batches in one sweep: each runs the model's own forward in a lane of its own, and stops wherever
+weights are needed.
 
-A lane is a greenlet: one thread, one at a time, handed on where a lane stops at a gate. When all lanes of a sweep stand at a gate, it is
-opened once and all of them pass, one after another; so a layer is loaded once for all rows there are (Sheng et al., FlexGen, 2023), and
-what is inside of it (masks, rotary positions, caches, routing) stays the model's own code. A lane that begins its next pass waits for the
-next sweep.
+A lane is a greenlet: one thread, one at a time, handed on where a lane stops at a gate. When all lanes of a
+sweep stand at a gate, it is opened once and all of them pass, one after another; so a layer is loaded once
+for all rows there are (Sheng et al., FlexGen, 2023), and what is inside of it (masks, rotary positions,
+caches, routing) stays the model's own code. A lane that begins its next pass waits for the next sweep.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ Gate = int
 
 
 class _Lane(Generic[T]):
-    """One piece of work; ``gate`` is where it stands, ``steps`` how many gates it has reached in its present pass."""
+    """One piece of work; ``gate`` is where it stands, ``steps`` how many gates it has reached in its present
+    pass.
+    """
 
     def __init__(self, work: Callable[[], T], rows: int) -> None:
         self.work, self.rows = work, rows
@@ -50,11 +53,16 @@ class _Lane(Generic[T]):
 
 
 class Lanes(Generic[T]):
-    """Lanes over one set of gates. ``open_gate`` loads what is behind a gate; ``head`` computes several heads' products together."""
+    """Lanes over one set of gates. ``open_gate`` loads what is behind a gate; ``head`` computes several
+    heads' products together.
+    """
 
     def __init__(
-        self, open_gate: Callable[[Gate], None], head: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]], pulse: Callable[[], None]
-    ) -> None:  # fmt: skip
+        self,
+        open_gate: Callable[[Gate], None],
+        head: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]],
+        pulse: Callable[[], None],
+    ) -> None:
         self._open_gate, self._head = open_gate, head
         self._pulse = pulse
         self._lanes: list[_Lane[T]] = []
@@ -72,7 +80,9 @@ class Lanes(Generic[T]):
         self._lanes.append(_Lane(work, rows))
 
     def run(self) -> list[tuple[T, float]]:
-        """Sweep until at least one lane has ended; results and each lane's share of the time. Raises what a lane raised."""
+        """Sweep until at least one lane has ended; results and each lane's share of the time. Raises what a
+        lane raised.
+        """
         while self._lanes:
             self._sweep()
             if any(lane.ended for lane in self._lanes):
@@ -92,7 +102,7 @@ class Lanes(Generic[T]):
                 lane.greenlet.parent = getcurrent()
                 lane.greenlet.throw(GreenletExit)
 
-    # ── inside of a lane ───────────────────────────────────────────────────────────────────────────────────────────
+    # ── inside of a lane ────────────────────────────────────────────────────────────────────────────────────
 
     def current(self) -> _Lane[T] | None:
         """The lane that runs now; None outside of lanes."""
@@ -107,12 +117,14 @@ class Lanes(Generic[T]):
             lane.steps = 0
 
     def wait(self, lane: _Lane[T], gate: Gate, states: torch.Tensor | None = None) -> Any:
-        """Stop ``lane``, which runs now, at ``gate`` until it is open; with ``states``, until the head's product with them is there."""
+        """Stop ``lane``, which runs now, at ``gate`` until it is open; with ``states``, until the head's
+        product with them is there.
+        """
         lane.gate, lane.states = gate, states
         lane.steps += 1
         return lane.greenlet.parent.switch()
 
-    # ── outside ────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── outside ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _sweep(self) -> None:
         """Every lane does one pass."""
@@ -167,7 +179,9 @@ class LaneForward(Forward):
         super().__init__(model)
         self._lanes = lanes
 
-    def __call__(self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: AnyCache, keep: int = 1) -> torch.Tensor:
+    def __call__(
+        self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: AnyCache, keep: int = 1
+    ) -> torch.Tensor:
         """As ``Forward``."""
         self._lanes.begin_pass()
         return super().__call__(ids, mask, positions, cache, keep)

@@ -1,7 +1,9 @@
-"""Weights prepared once: a folder of block files beside the model cache, made group by group, whole or resumable at any moment.
+"""Weights prepared once: a folder of block files beside the model cache, made group by group, whole or
+resumable at any moment.
 
-A file appears by a rename and then counts by an entry in the manifest, which is replaced as a whole. What a killed preparation left is
-used by the next one; a file whose bytes have changed is made again from the model's own files.
+A file appears by a rename and then counts by an entry in the manifest, which is replaced as a whole. What a
+killed preparation left is used by the next one; a file whose bytes have changed is made again from the
+model's own files.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ _BY_ROWS_FROM_BYTES = 2**16
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which weights, in which numbers, made on which kind of device: all that makes prepared files these files."""
+    """Which weights, in which numbers, made on which kind of device: all that makes prepared files these
+    files.
+    """
 
     config: ModelConfig
     location: Location
@@ -50,7 +54,9 @@ class Wanted:
         """32 hex digits."""
         libraries = [f"{name} {version(name)}" for name in ("transformers", "bitsandbytes")]
         identity = json.dumps(dict(self.weights), sort_keys=True)
-        return digest(str(_FORMAT), identity, self.config.quantization, self.dtype, self.device.type, *libraries)
+        return digest(
+            str(_FORMAT), identity, self.config.quantization, self.dtype, self.device.type, *libraries
+        )
 
 
 class Prepared:
@@ -76,7 +82,10 @@ class Prepared:
         if missing:
             done = len(groups) - len(missing)
             self._require_room(missing)
-            say(f"preparing the weights of {self._wanted.config.id} once for streaming" + (f"; {done} parts are there" if done else ""))
+            say(
+                f"preparing the weights of {self._wanted.config.id} once for streaming"
+                + (f"; {done} parts are there" if done else "")
+            )
         for count, group in enumerate(missing, 1):
             self._make(group)
             if count % max(1, len(missing) // 10) == 0:
@@ -98,7 +107,9 @@ class Prepared:
         if by_rows:
             ((name, tensor),) = tensors.items()
             pieces = list(_row_pieces(name, tensor))
-            self.files[group] = write_blocks(path, [piece[0] for piece in pieces], (tensor[begin:end] for _, begin, end in pieces))
+            self.files[group] = write_blocks(
+                path, [piece[0] for piece in pieces], (tensor[begin:end] for _, begin, end in pieces)
+            )
         else:
             described = [(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()]
             self.files[group] = write_blocks(path, described, tensors.values())
@@ -114,7 +125,7 @@ class Prepared:
         large = module.weight.numel() * module.weight.element_size() >= _BY_ROWS_FROM_BYTES
         return isinstance(module, torch.nn.Embedding) or (large and module is model.get_output_embeddings())
 
-    # ── manifest ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── manifest ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _read_manifest(self) -> None:
         """Take in what is there. Files that are missing or have another length are made again."""
@@ -132,8 +143,9 @@ class Prepared:
 
     def _write_manifest(self) -> None:
         files = {
-            group: {"name": blocks[0].file, "blocks": [block.to_json() for block in blocks]} for group, blocks in self.files.items()
-        }  # fmt: skip
+            group: {"name": blocks[0].file, "blocks": [block.to_json() for block in blocks]}
+            for group, blocks in self.files.items()
+        }
         about = {"format": _FORMAT, "key": self._wanted.key, "model": self._wanted.config.id, "files": files}
         with replace_file(self.folder / _MANIFEST) as file:
             file.write(json.dumps(about).encode())
@@ -142,16 +154,19 @@ class Prepared:
         needed, free = self._expected_bytes(groups), shutil.disk_usage(self.folder).free
         if needed > free:
             raise DoesNotFit(
-                f"prepared weights of {self._wanted.config.id} take about {size(needed)} in {self.folder} and {size(free)} are free "
+                f"prepared weights of {self._wanted.config.id} take about {size(needed)} in {self.folder} "
+                f"and {size(free)} are free "
                 "there; free space, or set OVERNIGHT_CACHE to a folder on another disk"
             )
 
     def _expected_bytes(self, groups: Sequence[str]) -> int:
-        """An upper bound within a few percent: quantized products by their packed bytes, the rest as computed."""
+        """An upper bound within a few percent: quantized products by their packed bytes, the rest as
+        computed.
+        """
         skeleton, wanted = self._conversion.skeleton, set(groups)
         return sum(
             _stored_bytes(skeleton.model, name) for name, group in skeleton.tensors.items() if group in wanted
-        )  # fmt: skip
+        )
 
 
 def _stored_bytes(model: Any, name: str) -> int:
@@ -174,7 +189,7 @@ def _row_pieces(name: str, tensor: torch.Tensor) -> Iterator[tuple[Described, in
         yield (f"{name}.rows-{begin}", tensor.dtype, (end - begin, *tensor.shape[1:])), begin, end
 
 
-# ── the folder ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── the folder ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def prepare(wanted: Wanted, say: Callable[[str], None], quota_bytes: int | None = None) -> Prepared:
@@ -198,7 +213,9 @@ def prepare(wanted: Wanted, say: Callable[[str], None], quota_bytes: int | None 
         raise StoppedEarly(f"{error}; what was prepared so far is used then") from None
     except OSError as error:
         reason = error.strerror or error
-        raise ConfigError(f"cannot write prepared weights to {folder}: {reason}; set OVERNIGHT_CACHE to another folder") from error
+        raise ConfigError(
+            f"cannot write prepared weights to {folder}: {reason}; set OVERNIGHT_CACHE to another folder"
+        ) from error
     return prepared
 
 
@@ -209,11 +226,19 @@ def _drop_unfinished(folder: Path) -> None:
 
 
 def keep_within(root: Path, quota_bytes: int | None, *, keep: str) -> None:
-    """Remove prepared weights, those used longest ago first, until the rest is within the quota. ``keep`` always stays."""
+    """Remove prepared weights, those used longest ago first, until the rest is within the quota. ``keep``
+    always stays.
+    """
     if quota_bytes is None:
         return
-    sizes = {folder: sum(file.stat().st_size for file in folder.iterdir()) for folder in root.iterdir() if folder.is_dir()}
-    oldest = sorted((folder for folder in sizes if folder.name != keep), key=lambda folder: folder.stat().st_mtime)
+    sizes = {
+        folder: sum(file.stat().st_size for file in folder.iterdir())
+        for folder in root.iterdir()
+        if folder.is_dir()
+    }
+    oldest = sorted(
+        (folder for folder in sizes if folder.name != keep), key=lambda folder: folder.stat().st_mtime
+    )
     while oldest and sum(sizes.values()) > quota_bytes:
         folder = oldest.pop(0)
         try:

@@ -1,7 +1,8 @@
 """What is loaded together, and where it lies between two uses: units, and the tiers they are kept in.
 
-A unit is a layer or, where a whole layer in plain numbers is too much, one module of it; the head is one in pieces of rows. Between uses it
-is on the device, in RAM, or on the disk only. Everything small, and what the model has outside of its layers, always stays on the device.
+A unit is a layer or, where a whole layer in plain numbers is too much, one module of it; the head is one in
+pieces of rows. Between uses it is on the device, in RAM, or on the disk only. Everything small, and what the
+model has outside of its layers, always stays on the device.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _SMALL_BYTES = 2**16
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Blocks of one file, one behind another. ``module`` is the path of what they belong to; ``head`` marks rows of the head."""
+    """Blocks of one file, one behind another. ``module`` is the path of what they belong to; ``head`` marks
+    rows of the head.
+    """
 
     module: str
     blocks: tuple[Block, ...]
@@ -42,7 +45,8 @@ class Unit:
 class Tiers:
     """Units in the order of a sweep with their tiers; ``small`` are blocks that always stay. Sizes in bytes.
 
-    ``working_bytes``: what is on the device beside what stays there: the unit in use, in plain numbers too, and the one on its way.
+    ``working_bytes``: what is on the device beside what stays there: the unit in use, in plain numbers too,
+    and the one on its way.
     """
 
     grain: Grain
@@ -77,7 +81,8 @@ def plan_tiers(
     ram_bytes: int = 0,
     planned: Streaming | None = None,
 ) -> Tiers:
-    """Layers as units where they fit into ``device_bytes``, else modules; as many as possible stay, in RAM the next ones, the rest on disk.
+    """Layers as units where they fit into ``device_bytes``, else modules; as many as possible stay, in RAM
+    the next ones, the rest on disk.
 
     ``ram_bytes`` is for a device with memory of its own. ``planned`` bounds both. Raises DoesNotFit.
     """
@@ -97,13 +102,17 @@ def plan_tiers(
                 room = (min(room[0], planned.resident_bytes), min(room[1], planned.ram_bytes))
             return Tiers(unit_grain, tuple(units), _placed(units, *room), tuple(small), 2 * largest + plain)
     raise DoesNotFit(
-        f"streaming {name} needs {size(needed)} for the largest of its matrices, the next one on its way and what lies outside of "
-        f"its layers, and model.max_memory or what is free allows {size(device_bytes)}; raise it, or use a smaller model"
+        f"streaming {name} needs {size(needed)} for the largest of its matrices, the next one on its way "
+        f"and what lies outside of "
+        f"its layers, and model.max_memory or what is free allows {size(device_bytes)}; raise it, or use "
+        f"a smaller model"
     )
 
 
 def _placed(units: Sequence[Unit], device_room: int, ram_room: int) -> tuple[Tier, ...]:
-    """Every n-th unit stays, so that reads are spread evenly between the computing of those that are there."""
+    """Every n-th unit stays, so that reads are spread evenly between the computing of those that are
+    there.
+    """
     tiers: list[Tier] = ["disk"] * len(units)
     rooms: list[tuple[Tier, int]] = [("device", device_room), ("ram", ram_room)]
     for tier, room in rooms:
@@ -115,7 +124,9 @@ def _placed(units: Sequence[Unit], device_room: int, ram_room: int) -> tuple[Tie
 
 
 def _spread(count: int) -> list[int]:
-    """Indices so that every beginning of the list is spread over the range: those of the coarsest grid first."""
+    """Indices so that every beginning of the list is spread over the range: those of the coarsest grid
+    first.
+    """
     order, step = [], 1 << max(0, count - 1).bit_length()
     seen: set[int] = set()
     while step >= 1:
@@ -127,8 +138,12 @@ def _spread(count: int) -> list[int]:
     return order
 
 
-def _units(skeleton: Skeleton, files: Mapping[str, Sequence[Block]], grain: Grain) -> tuple[list[Unit], list[Block]]:
-    """Units in the order of the model, the head's last, and the blocks that are too small or too special to be units."""
+def _units(
+    skeleton: Skeleton, files: Mapping[str, Sequence[Block]], grain: Grain
+) -> tuple[list[Unit], list[Block]]:
+    """Units in the order of the model, the head's last, and the blocks that are too small or too special to
+    be units.
+    """
     units: list[Unit] = []
     small: list[Block] = []
     prefix = skeleton.layers_path
@@ -138,7 +153,9 @@ def _units(skeleton: Skeleton, files: Mapping[str, Sequence[Block]], grain: Grai
                 small += blocks
             continue
         path = f"{prefix}.{int(group.removeprefix('layer-'))}"
-        for module, members in ({path: list(blocks)} if grain == "layer" else _by_module(skeleton.model, blocks)).items():
+        for module, members in (
+            {path: list(blocks)} if grain == "layer" else _by_module(skeleton.model, blocks)
+        ).items():
             quantized = any(block.name.endswith((".absmax", ".SCB")) for block in members)
             if grain == "module" and not quantized and sum(block.bytes for block in members) < _SMALL_BYTES:
                 small += members
@@ -148,7 +165,9 @@ def _units(skeleton: Skeleton, files: Mapping[str, Sequence[Block]], grain: Grai
 
 
 def head_blocks(skeleton: Skeleton, files: Mapping[str, Sequence[Block]]) -> tuple[str, Sequence[Block]]:
-    """Path of the head, and the pieces of its matrix, which may be the embedding's too; none where it is not stored by rows."""
+    """Path of the head, and the pieces of its matrix, which may be the embedding's too; none where it is not
+    stored by rows.
+    """
     model = skeleton.model
     head = model.get_output_embeddings()
     path = next((path for path, module in model.named_modules() if module is head), "")
@@ -168,7 +187,9 @@ def _by_module(model: Any, blocks: Sequence[Block]) -> dict[str, list[Block]]:
     found: dict[str, list[Block]] = {}
     for block in blocks:
         parts = block.name.split(".")
-        owner = next(path for end in range(len(parts) - 1, -1, -1) if (path := ".".join(parts[:end])) in modules)
+        owner = next(
+            path for end in range(len(parts) - 1, -1, -1) if (path := ".".join(parts[:end])) in modules
+        )
         found.setdefault(owner, []).append(block)
     return found
 

@@ -1,12 +1,15 @@
-"""Blocks of prepared weights: safetensors files written tensor by tensor, read by explicit reads that are checked and leave no page cache.
+"""Blocks of prepared weights: safetensors files written tensor by tensor, read by explicit reads that are
+checked and leave no page cache.
 
-A file's tensors lie one behind another from a page's boundary on, so that what is needed together is one read, each at a multiple of 64
-bytes, so that a tensor may be used where its page has landed; what fills the gaps are tensors, too. Every tensor has a checksum
-in the manifest; each read is compared with it, so damage is found when it would be used, not later.
+A file's tensors lie one behind another from a page's boundary on, so that what is needed together is one
+read, each at a multiple of 64 bytes, so that a tensor may be used where its page has landed; what fills the
+gaps are tensors, too. Every tensor has a checksum in the manifest; each read is compared with it, so damage
+is found when it would be used, not later.
 
-Reads go around the page cache where the system lets them: the disk writes into the slab itself, and no processor copies. On few cores that
-is what matters, more than the disk's own pace: 0.5 GB read beside products of 16 rows made those 1.24 times as long through the page
-cache, 1.02 times around it (two cores, a disk of 0.8 GB/s).
+Reads go around the page cache where the system lets them: the disk writes into the slab itself, and no
+processor copies. On few cores that is what matters, more than the disk's own pace: 0.5 GB read beside
+products of 16 rows made those 1.24 times as long through the page cache, 1.02 times around it (two cores, a
+disk of 0.8 GB/s).
 """
 
 from __future__ import annotations
@@ -30,9 +33,16 @@ PAGE_BYTES = 4096  # reads around the page cache begin and end at multiples of i
 _ALIGNED = 64  # bytes: of every kind of number, and of a processor's cache line
 _READ_BYTES = 8 * 2**20  # what is read at once, and leaves the page cache before more is read
 _NAMES: Mapping[torch.dtype, str] = {
-    torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.uint8: "U8", torch.int8: "I8", torch.int32: "I32",
-    torch.int64: "I64", torch.bool: "BOOL", torch.float64: "F64",
-}  # fmt: skip
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.bool: "BOOL",
+    torch.float64: "F64",
+}
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
@@ -59,24 +69,34 @@ class Block:
     def to_json(self) -> dict[str, Any]:
         """All but the file."""
         return {
-            "name": self.name, "offset": self.offset, "bytes": self.bytes, "dtype": _NAMES[self.dtype], "shape": list(self.shape),
+            "name": self.name,
+            "offset": self.offset,
+            "bytes": self.bytes,
+            "dtype": _NAMES[self.dtype],
+            "shape": list(self.shape),
             "checksum": self.checksum,
-        }  # fmt: skip
+        }
 
     @classmethod
     def from_json(cls, file: str, value: Mapping[str, Any]) -> Block:
         """The reverse of ``to_json``. Raises KeyError, TypeError or ValueError."""
         return cls(
-            file, str(value["name"]), int(value["offset"]), int(value["bytes"]), _DTYPES[value["dtype"]], tuple(map(int, value["shape"])),
+            file,
+            str(value["name"]),
+            int(value["offset"]),
+            int(value["bytes"]),
+            _DTYPES[value["dtype"]],
+            tuple(map(int, value["shape"])),
             str(value["checksum"]),
-        )  # fmt: skip
+        )
 
 
 Described = tuple[str, torch.dtype, tuple[int, ...]]
 
 
 def write_blocks(path: Path, described: Sequence[Described], tensors: Iterable[torch.Tensor]) -> list[Block]:
-    """Write one safetensors file, atomically, from ``tensors`` in the order of ``described``; they are asked for one at a time.
+    """Write one safetensors file, atomically, from ``tensors`` in the order of ``described``; they are asked
+    for one at a time.
 
     Raises StoppedEarly when the disk is full.
     """
@@ -87,7 +107,9 @@ def write_blocks(path: Path, described: Sequence[Described], tensors: Iterable[t
     blocks = []
     with replace_file(path) as file:
         file.write(header)
-        for (name, dtype, shape), begin, size, gap, tensor in zip(described, begins, sizes, gaps, tensors, strict=True):
+        for (name, dtype, shape), begin, size, gap, tensor in zip(
+            described, begins, sizes, gaps, tensors, strict=True
+        ):
             data = as_bytes(tensor.detach().to("cpu", dtype).contiguous())
             if len(data) != size:
                 raise ValueError(f"{name} has {len(data)} bytes where {size} were announced")
@@ -100,13 +122,21 @@ def write_blocks(path: Path, described: Sequence[Described], tensors: Iterable[t
     return blocks
 
 
-def _header(described: Sequence[Described], begins: Sequence[int], sizes: Sequence[int], gaps: Sequence[int]) -> bytes:
-    """Length and JSON, filled up with spaces so that the tensors begin at a page. The format knows no gaps: they are named as tensors."""
+def _header(
+    described: Sequence[Described], begins: Sequence[int], sizes: Sequence[int], gaps: Sequence[int]
+) -> bytes:
+    """Length and JSON, filled up with spaces so that the tensors begin at a page. The format knows no gaps:
+    they are named as tensors.
+    """
     entries: dict[str, Any] = {}
     for (name, dtype, shape), begin, size, gap in zip(described, begins, sizes, gaps, strict=True):
         entries[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [begin, begin + size]}
         if gap:
-            entries[f"{name}.gap"] = {"dtype": "U8", "shape": [gap], "data_offsets": [begin + size, begin + size + gap]}
+            entries[f"{name}.gap"] = {
+                "dtype": "U8",
+                "shape": [gap],
+                "data_offsets": [begin + size, begin + size + gap],
+            }
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + 8) % PAGE_BYTES)
     return len(text).to_bytes(8, "little") + text
@@ -130,7 +160,9 @@ def pages(blocks: Sequence[Block]) -> tuple[int, int]:
 
 
 class BlockFiles:
-    """The files of one folder, opened on first use. ``read_bytes`` counts what was read, rows of embeddings apart."""
+    """The files of one folder, opened on first use. ``read_bytes`` counts what was read, rows of embeddings
+    apart.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -154,21 +186,26 @@ class BlockFiles:
 
     def _read_some(self, name: str, into: memoryview, offset: int) -> int:
         """Bytes read: what ``into`` holds, or less than that at the file's end or where the system likes."""
-        around = 0 if offset % PAGE_BYTES else self._around  # a read that ended within a page goes on as any can
+        # a read that ended within a page goes on as any can
+        around = 0 if offset % PAGE_BYTES else self._around
         try:
             file = self._file(name, around)
             count = os.preadv(file, [into], offset)
         except OSError:
             if not around:
                 raise
-            self._around = 0  # this file system, or this memory, knows no such reads; a fault of the disk comes again
+            self._around = (
+                0  # this file system, or this memory, knows no such reads; a fault of the disk comes again
+            )
             return self._read_some(name, into, offset)
         forget(file, offset, count)  # some file systems take such reads and serve them from the page cache
         self.read_bytes += count
         return count
 
     def read_row(self, block: Block, row: int, into: memoryview) -> None:
-        """Fill ``into`` with one row of a two-dimensional block. Rows that are used often stay in the page cache."""
+        """Fill ``into`` with one row of a two-dimensional block. Rows that are used often stay in the page
+        cache.
+        """
         offset = block.offset + row * len(into)
         if os.preadv(self._file(block.file), [into], offset) != len(into):
             raise Damaged(block.file, block.name)
@@ -185,8 +222,11 @@ class BlockFiles:
             flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0) | around
             file = os.open(self._folder / name, flags)
             if hasattr(os, "posix_fadvise") and not around:
-                # Explicit reads say what they want; reading ahead of single rows would read the file many times over.
-                os.posix_fadvise(file, 0, 0, os.POSIX_FADV_RANDOM if name.startswith("rows-") else os.POSIX_FADV_SEQUENTIAL)
+                # Explicit reads say what they want; reading ahead of single rows would read the file many
+                # times over.
+                os.posix_fadvise(
+                    file, 0, 0, os.POSIX_FADV_RANDOM if name.startswith("rows-") else os.POSIX_FADV_SEQUENTIAL
+                )
             if self._open.setdefault(key, file) != file:  # the reader's thread was faster
                 os.close(file)
         return self._open[key]

@@ -1,7 +1,9 @@
-"""The weights of a streamed model while it runs: one unit at a time is in its modules, the next is on its way.
+"""The weights of a streamed model while it runs: one unit at a time is in its modules, the next is on its
+way.
 
-One thread reads. On a graphics card it reads into pinned memory and copies on a stream of its own; the computing stream waits for the
-copy's event, not for the thread. Storage is used again and again: nothing is allocated in the middle of a sweep.
+One thread reads. On a graphics card it reads into pinned memory and copies on a stream of its own; the
+computing stream waits for the copy's event, not for the thread. Storage is used again and again: nothing is
+allocated in the middle of a sweep.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ _Arrival = tuple[Slab | None, _Tensors, Any]
 
 
 class StreamedWeights:
-    """See the module. Made with everything that stays in its place. ``dequantized`` counts how often each unit became plain numbers."""
+    """See the module. Made with everything that stays in its place. ``dequantized`` counts how often each
+    unit became plain numbers.
+    """
 
     def __init__(self, skeleton: Skeleton, prepared: Prepared, tiers: Tiers, device: torch.device) -> None:
         self.tiers, self.device = tiers, device
@@ -48,8 +52,11 @@ class StreamedWeights:
         self._slab: tuple[Slab | None, Any] = None, None
         self._after = {index: (index + 1) % len(self._units) for index in range(len(self._units))}
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
-        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]  # the library's constructor has no types
-        from_disk = [unit.blocks for unit, tier in zip(self._units, tiers.tiers, strict=True) if tier == "disk"]
+        # the library's constructor has no types
+        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        from_disk = [
+            unit.blocks for unit, tier in zip(self._units, tiers.tiers, strict=True) if tier == "disk"
+        ]
         self._slabs = Slabs(from_disk, pinned=self._side is not None)
         weakref.finalize(self, self._reader.shutdown, wait=False)
         with torch.inference_mode(mode=False), torch.no_grad():
@@ -59,18 +66,24 @@ class StreamedWeights:
                     self._keep(index, tier)
         self.files.read_bytes = 0
         self.head_path = head_blocks(skeleton, prepared.files)[0]
-        self.by_module: dict[str, int] = {unit.module: index for index, unit in enumerate(self._units) if not unit.head}
+        self.by_module: dict[str, int] = {
+            unit.module: index for index, unit in enumerate(self._units) if not unit.head
+        }
         self.head_units = [index for index, unit in enumerate(self._units) if unit.head]
 
-    # ── use ────────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── use ─────────────────────────────────────────────────────────────────────────────────────────────────
 
     def open(self, index: int) -> None:
-        """Put the weights of unit ``index`` into its modules, after those of the unit before it are taken out."""
+        """Put the weights of unit ``index`` into its modules, after those of the unit before it are taken
+        out.
+        """
         if self._open == index:
             return
         with torch.inference_mode(mode=False), torch.no_grad():
             if self._last is not None:
-                self._after[self._last] = index  # modules are not always used in the order in which they are listed
+                self._after[self._last] = (
+                    index  # modules are not always used in the order in which they are listed
+                )
             self._last = index
             self._close()
             tensors = self._take(index)
@@ -78,14 +91,18 @@ class StreamedWeights:
             unit = self._units[index]
             if not unit.head:
                 try:
-                    self._bind(unit, {block.name: tensor for block, tensor in zip(unit.blocks, tensors, strict=True)})
+                    self._bind(
+                        unit, {block.name: tensor for block, tensor in zip(unit.blocks, tensors, strict=True)}
+                    )
                 except BaseException:  # as out of memory; what is half there must not be taken for all of it
                     self._close()
                     raise
             self._open = index
 
     def head(self, inputs: Sequence[torch.Tensor], bias: torch.Tensor | None) -> list[torch.Tensor]:
-        """The head's products with each of ``inputs`` (..., hidden), piece by piece: each piece is loaded once for all of them."""
+        """The head's products with each of ``inputs`` (..., hidden), piece by piece: each piece is loaded
+        once for all of them.
+        """
         rows = sum(self._units[index].blocks[0].shape[0] for index in self.head_units)
         outputs = [states.new_empty((*states.shape[:-1], rows)) for states in inputs]
         begin = 0
@@ -156,10 +173,12 @@ class StreamedWeights:
                 self._units[index] = Unit(unit.module, fresh, unit.plain_bytes, unit.head)
                 self._pending.pop(index, None)
 
-    # ── on the way ─────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── on the way ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _fetch_after(self, index: int) -> None:
-        """Start to read the next unit that is not on the device. One more than what is in use is on its way, never two."""
+        """Start to read the next unit that is not on the device. One more than what is in use is on its way,
+        never two.
+        """
         following = self._after[index]
         for _ in self._units:
             if self.tiers.tiers[following] != "device":
@@ -210,14 +229,15 @@ class StreamedWeights:
         if slab is not None:
             self._slabs.give_back(slab)
 
-    # ── what stays ─────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── what stays ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _place_small(self, skeleton: Skeleton) -> None:
         for block in self.tiers.small:
             (tensor,) = self._loaded([block])
             path, _, name = block.name.rpartition(".")
             module = skeleton.model.get_submodule(path)
-            place = module._parameters if name in module._parameters else module._buffers  # noqa: SLF001  # no checks wanted
+            # no checks wanted
+            place = module._parameters if name in module._parameters else module._buffers  # noqa: SLF001
             place[name] = tensor.to(self.device, copy=True)  # without the pages around it
         for buffers in (module._buffers for module in skeleton.model.modules()):  # noqa: SLF001  # as above
             for name, buffer in buffers.items():
@@ -246,7 +266,7 @@ class StreamedWeights:
         host = self._loaded(unit.blocks, pinned=self._side is not None and tier == "ram")
         self._kept[index] = [tensor.to(self.device) for tensor in host] if tier == "device" else host
 
-    # ── into the modules ───────────────────────────────────────────────────────────────────────────────────────────
+    # ── into the modules ────────────────────────────────────────────────────────────────────────────────────
 
     def _bind(self, unit: Unit, tensors: dict[str, torch.Tensor]) -> None:
         places: Counter[tuple[torch.Size, torch.dtype]] = Counter()
@@ -254,7 +274,8 @@ class StreamedWeights:
         for name, tensor in tensors.items():
             path, _, last = name.rpartition(".")
             module = self._owner(path)
-            if module is None or last not in {**module._parameters, **module._buffers}:  # noqa: SLF001  # statistics of a weight
+            # statistics of a weight
+            if module is None or last not in {**module._parameters, **module._buffers}:  # noqa: SLF001
                 continue
             if f"{name}.absmax" in tensors:
                 shape, dtype = module._parameters[last].shape, module._parameters[last].dtype  # noqa: SLF001
@@ -291,11 +312,15 @@ class StreamedWeights:
 
 
 def _int8(weight: torch.Tensor, scales: torch.Tensor) -> Any:
-    return import_bitsandbytes().nn.Int8Params(weight, requires_grad=False, has_fp16_weights=False, CB=weight, SCB=scales)
+    return import_bitsandbytes().nn.Int8Params(
+        weight, requires_grad=False, has_fp16_weights=False, CB=weight, SCB=scales
+    )
 
 
 def require_plain_head(model: Any, name: str) -> None:
     """Raises ConfigError where the head is no plain product."""
     head = model.get_output_embeddings()
     if not isinstance(head, torch.nn.Linear):
-        raise ConfigError(f"the weights of {name} cannot be streamed: its head is {type(head).__name__}, not one matrix")
+        raise ConfigError(
+            f"the weights of {name} cannot be streamed: its head is {type(head).__name__}, not one matrix"
+        )

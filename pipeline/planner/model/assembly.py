@@ -13,12 +13,19 @@ from pipeline.planner.model.layers import Kind, Layer, Weight
 from pipeline.planner.model.modules import vector
 from pipeline.planner.model.multimodal import beside_decoder
 
-_ATTENTION: dict[str, Kind] = {"full_attention": "full", "sliding_attention": "sliding", "chunked_attention": "chunked", "hybrid": "hybrid"}
+_ATTENTION: dict[str, Kind] = {
+    "full_attention": "full",
+    "sliding_attention": "sliding",
+    "chunked_attention": "chunked",
+    "hybrid": "hybrid",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """All layers in order, all weights, those of each different layer; whether the head is the embedding, and the family was assumed."""
+    """All layers in order, all weights, those of each different layer; whether the head is the embedding, and
+    the family was assumed.
+    """
 
     kinds: tuple[Layer, ...]
     weights: tuple[Weight, ...]
@@ -28,12 +35,15 @@ class Parts:
 
 
 def assemble(c: Reading) -> Parts:
-    """Everything a model holds. Raises CannotPlan for what is not known here; a rough reading takes an unknown family for a Llama."""
+    """Everything a model holds. Raises CannotPlan for what is not known here; a rough reading takes an
+    unknown family for a Llama.
+    """
     _ = c.layers, c.hidden  # what no decoder is without is missed first
     family = FAMILIES.get(c.family)
     if family is None and c.family and not c.rough:
         raise CannotPlan(
-            f"cannot plan this layer kind: the layers of model type {c.family!r} are not known here, and a guess may be wrong by half; "
+            f"cannot plan this layer kind: the layers of model type {c.family!r} are not known here, and "
+            f"a guess may be wrong by half; "
             f"known are {', '.join(sorted(FAMILIES))}"
         )
     if family is None:
@@ -83,7 +93,9 @@ def _kept(c: Reading, family: Family, kind: str) -> Layer:
     if kind == "sliding_attention":
         window = sliding_window(c, family.window) or c.maybe("sliding_window")
         if not window:
-            raise CannotPlan(f"cannot plan model type {c.family!r}: it has sliding layers and no sliding_window")
+            raise CannotPlan(
+                f"cannot plan model type {c.family!r}: it has sliding layers and no sliding_window"
+            )
     elif kind == "chunked_attention":
         window = c.number("attention_chunk_size")
     return Layer(_ATTENTION[kind], heads, c.head_dim, c.head_dim, window)

@@ -1,4 +1,5 @@
-"""The model families that can be planned, one line each: what differs between them is norms, biases, fused matrices and patterns.
+"""The model families that can be planned, one line each: what differs between them is norms, biases, fused
+matrices and patterns.
 
 A family that is not here is refused: a number that is about right for most families is wrong for the others.
 Every line is compared with the family's real modules and real cache by tests/planner/model/test_families.py.
@@ -22,7 +23,9 @@ Feed = Callable[[Reading, int], list[Weight]]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """``norms`` vectors of the hidden width a layer, each of ``norm_numbers`` numbers (scale, or scale and shift, or none)."""
+    """``norms`` vectors of the hidden width a layer, each of ``norm_numbers`` numbers (scale, or scale and
+    shift, or none).
+    """
 
     attention: Attention
     feed: Feed
@@ -57,8 +60,13 @@ def _sinks(c: Reading) -> list[Weight]:
 
 
 def _opt(c: Reading) -> list[Weight]:
-    if c.number("word_embed_proj_dim", default=c.hidden) != c.hidden or not c.flag("do_layer_norm_before", default=True):
-        raise CannotPlan("cannot plan this layer kind: OPT with projected embeddings or the norm after the layer (opt-350m)")
+    if c.number("word_embed_proj_dim", default=c.hidden) != c.hidden or not c.flag(
+        "do_layer_norm_before", default=True
+    ):
+        raise CannotPlan(
+            "cannot plan this layer kind: OPT with projected embeddings or the norm after the layer "
+            "(opt-350m)"
+        )
     return _positions(c, extra=2)
 
 
@@ -78,7 +86,9 @@ def _falcon_heads(c: Reading) -> int:
 
 
 def _unshrunk(weights: list[Weight]) -> list[Weight]:
-    """Falcon's linear layers are a class of their own, which bitsandbytes passes over: no quantization shrinks them."""
+    """Falcon's linear layers are a class of their own, which bitsandbytes passes over: no quantization
+    shrinks them.
+    """
     return [replace(weight, shrinks=False) for weight in weights]
 
 
@@ -113,7 +123,12 @@ _GEMMA_2 = Family(_all, _gated, norms=4, tied=True, pattern=alternating, window=
 _OLMO_2 = Family(_width_norms, _gated)
 _LATENT = Family(modules.latent, moe.deepseek, cache=modules.latent_cache)
 _MAMBA = Family(_none, lambda *_: [], norms=1, recurrent=recurrent.mamba, pattern=_all_recurrent, tied=True)
-_LEGACY = Family(partial(modules.fused, qkv_bias=True, out_bias=True), partial(_plain, bias=True), norm_numbers=2, tied=True)
+_LEGACY = Family(
+    partial(modules.fused, qkv_bias=True, out_bias=True),
+    partial(_plain, bias=True),
+    norm_numbers=2,
+    tied=True,
+)
 _QWEN_NEXT = partial(_all, norm="head", gate=True)
 _delta = recurrent.delta_net
 
@@ -128,12 +143,19 @@ FAMILIES: dict[str, Family] = {
     "qwen3": Family(_head_norms, _gated),
     "qwen3_moe": Family(_head_norms, moe.qwen),
     "qwen3_next": Family(
-        _QWEN_NEXT, partial(moe.qwen, shared=True), recurrent=partial(_delta, joined=True), pattern=every("linear_attention", 4)
+        _QWEN_NEXT,
+        partial(moe.qwen, shared=True),
+        recurrent=partial(_delta, joined=True),
+        pattern=every("linear_attention", 4),
     ),
-    "qwen3_5_text": Family(_QWEN_NEXT, _gated, recurrent=partial(_delta, joined=False), pattern=every("linear_attention", 4)),
+    "qwen3_5_text": Family(
+        _QWEN_NEXT, _gated, recurrent=partial(_delta, joined=False), pattern=every("linear_attention", 4)
+    ),
     "gemma": Family(_all, _gated, tied=True),
     "gemma2": _GEMMA_2,
-    "gemma3_text": replace(_GEMMA_2, attention=_head_norms, pattern=every("sliding_attention", 6, key="sliding_window_pattern")),
+    "gemma3_text": replace(
+        _GEMMA_2, attention=_head_norms, pattern=every("sliding_attention", 6, key="sliding_window_pattern")
+    ),
     "vaultgemma": Family(_all, _gated, tied=True, pattern=alternating, window=4096),
     "phi": Family(
         partial(_separate, qkv_bias=True, out_bias=True, norm="head", normed="qk_layernorm", norm_numbers=2),
@@ -143,13 +165,19 @@ FAMILIES: dict[str, Family] = {
         head_bias=True,
     ),
     "phi3": Family(modules.fused, partial(_gated, fused_gate=True)),
-    "phimoe": Family(_all, partial(moe.everywhere, linear_router=False), norm_numbers=2, head_bias="lm_head_bias"),
+    "phimoe": Family(
+        _all, partial(moe.everywhere, linear_router=False), norm_numbers=2, head_bias="lm_head_bias"
+    ),
     "deepseek_v2": _LATENT,
     "deepseek_v3": _LATENT,
     "youtu": replace(_LATENT, feed=_gated, tied=True),
     "gpt_oss": Family(_all, moe.gpt_oss, layer_extra=_sinks, pattern=alternating, window=128),
     "gpt2": replace(_LEGACY, outside=_positions),
-    "gpt_neox": replace(_LEGACY, attention=partial(modules.fused, qkv_bias="attention_bias", out_bias="attention_bias"), tied=False),
+    "gpt_neox": replace(
+        _LEGACY,
+        attention=partial(modules.fused, qkv_bias="attention_bias", out_bias="attention_bias"),
+        tied=False,
+    ),
     "gptj": Family(_none, partial(_plain, bias=True), norms=1, norm_numbers=2, head_bias=True),
     "codegen": Family(modules.fused, partial(_plain, bias=True), norms=1, norm_numbers=2, head_bias=True),
     "gpt_bigcode": replace(_LEGACY, outside=_positions, cached_heads=_bigcode_heads),
@@ -170,7 +198,11 @@ FAMILIES: dict[str, Family] = {
         cached_heads=_falcon_heads,
         tied=True,
     ),
-    "persimmon": Family(partial(modules.fused, qkv_bias=True, out_bias=True, norm=True), partial(_plain, bias=True), norm_numbers=2),
+    "persimmon": Family(
+        partial(modules.fused, qkv_bias=True, out_bias=True, norm=True),
+        partial(_plain, bias=True),
+        norm_numbers=2,
+    ),
     "olmo": Family(_all, _gated, norm_numbers=0, final_norm=False),
     "olmo2": _OLMO_2,
     "olmo3": replace(_OLMO_2, pattern=every("sliding_attention", 4), window=4096),
@@ -186,9 +218,19 @@ FAMILIES: dict[str, Family] = {
     "granitemoeshared": Family(_all, moe.granite),
     "granitemoehybrid": Family(_all, moe.granite, recurrent=recurrent.mamba2, pattern=_all_recurrent),
     "cohere": Family(partial(_all, norm="heads", normed="use_qk_norm"), _gated, norms=1, tied=True),
-    "cohere2": Family(_all, _gated, norms=1, tied=True, pattern=every("sliding_attention", 4, key="sliding_window_pattern"), window=4096),
+    "cohere2": Family(
+        _all,
+        _gated,
+        norms=1,
+        tied=True,
+        pattern=every("sliding_attention", 4, key="sliding_window_pattern"),
+        window=4096,
+    ),
     "stablelm": Family(
-        partial(_separate, qkv_bias="use_qkv_bias", norm="heads", normed="qk_layernorm"), _gated, norms=_stablelm_norms, norm_numbers=2
+        partial(_separate, qkv_bias="use_qkv_bias", norm="heads", normed="qk_layernorm"),
+        _gated,
+        norms=_stablelm_norms,
+        norm_numbers=2,
     ),
     "starcoder2": Family(
         partial(_separate, qkv_bias="use_bias", out_bias="use_bias"),
@@ -201,14 +243,30 @@ FAMILIES: dict[str, Family] = {
     "arcee": Family(_all, partial(_plain, bias="mlp_bias")),
     "apertus": Family(_head_norms, moe.apertus),
     "smollm3": replace(_LLAMA, tied=True),
-    "seed_oss": Family(partial(_separate, qkv_bias="attention_bias", out_bias="attention_out_bias"), partial(_gated, bias="mlp_bias")),
-    "ernie4_5": Family(partial(_separate, qkv_bias="use_bias", out_bias="use_bias"), partial(_gated, bias="use_bias"), tied=True),
-    "ernie4_5_moe": Family(partial(_separate, qkv_bias="use_bias", out_bias="use_bias"), moe.ernie, tied=True, head_bias="use_bias"),
+    "seed_oss": Family(
+        partial(_separate, qkv_bias="attention_bias", out_bias="attention_out_bias"),
+        partial(_gated, bias="mlp_bias"),
+    ),
+    "ernie4_5": Family(
+        partial(_separate, qkv_bias="use_bias", out_bias="use_bias"),
+        partial(_gated, bias="use_bias"),
+        tied=True,
+    ),
+    "ernie4_5_moe": Family(
+        partial(_separate, qkv_bias="use_bias", out_bias="use_bias"),
+        moe.ernie,
+        tied=True,
+        head_bias="use_bias",
+    ),
     "glm": _GLM,
     "glm4": replace(_GLM, norms=4),
-    "glm4_moe": Family(partial(_separate, qkv_bias="attention_bias", norm="head", normed="use_qk_norm"), moe.deepseek),
+    "glm4_moe": Family(
+        partial(_separate, qkv_bias="attention_bias", norm="head", normed="use_qk_norm"), moe.deepseek
+    ),
     "dots1": Family(_head_norms, moe.deepseek),
-    "exaone4": Family(partial(_separate, norm="head"), _gated, pattern=every("sliding_attention", 4), window=4096),
+    "exaone4": Family(
+        partial(_separate, norm="head"), _gated, pattern=every("sliding_attention", 4), window=4096
+    ),
     "minimax_m2": Family(partial(_separate, norm="width"), moe.everywhere),
     "llama4_text": Family(_all, moe.llama4),
     "mamba": _MAMBA,
@@ -222,5 +280,7 @@ FAMILIES: dict[str, Family] = {
         recurrent=partial(recurrent.mamba2, gate_norm="mamba_rms_norm", out_bias="projectors_bias"),
         pattern=lambda c: ["hybrid"] * c.layers,
     ),
-    "lfm2": Family(partial(_separate, norm="head"), moe.lfm2, recurrent=recurrent.short_convolution, tied=True),
+    "lfm2": Family(
+        partial(_separate, norm="head"), moe.lfm2, recurrent=recurrent.short_convolution, tied=True
+    ),
 }

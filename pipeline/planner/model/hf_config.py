@@ -1,4 +1,6 @@
-"""Reading a model's configuration: one word for what families call by many names, and sentences for what is missing."""
+"""Reading a model's configuration: one word for what families call by many names, and sentences for what is
+missing.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,12 @@ from typing import Any
 
 from pipeline.errors import CannotPlan
 
-_INNER = ("text_config", "llm_config", "language_config")  # where configurations of several parts keep the decoder
+# where configurations of several parts keep the decoder
+_INNER = (
+    "text_config",
+    "llm_config",
+    "language_config",
+)
 # Families whose every query head has its own keys and values, whatever keys an old file carries.
 _ONE_EACH = {"gpt2", "gptj", "codegen", "gpt_neox", "bloom", "opt", "mpt", "persimmon"}
 # Families that name the width inside the MLP their own way; absent or null means four times the hidden width.
@@ -29,7 +36,9 @@ class Reading:
 
     def __init__(self, config: Mapping[str, Any], rough: bool = False) -> None:
         self.rough = rough
-        inner: Mapping[str, Any] = next((config[key] for key in _INNER if isinstance(config.get(key), Mapping)), {})
+        inner: Mapping[str, Any] = next(
+            (config[key] for key in _INNER if isinstance(config.get(key), Mapping)), {}
+        )
         self.keys: dict[str, Any] = {**config, **inner}
         if inner and "tie_word_embeddings" in config:  # the outer model holds the head
             self.keys["tie_word_embeddings"] = config["tie_word_embeddings"]
@@ -46,11 +55,20 @@ class Reading:
                 return int(value)
         if default is not None:
             return default
-        raise CannotPlan(f"cannot plan model type {self.family!r}: its configuration has none of {', '.join(names)}")
+        raise CannotPlan(
+            f"cannot plan model type {self.family!r}: its configuration has none of {', '.join(names)}"
+        )
 
     def maybe(self, *names: str) -> int | None:
         """As ``number``, None where absent or null."""
-        return next((int(self.keys[name]) for name in names if isinstance(self.keys.get(name), int) and self.keys[name] is not False), None)
+        return next(
+            (
+                int(self.keys[name])
+                for name in names
+                if isinstance(self.keys.get(name), int) and self.keys[name] is not False
+            ),
+            None,
+        )
 
     def flag(self, name: str | bool, default: bool = False) -> bool:
         """A boolean key; ``name`` may be the answer itself, which lets tables say "always"."""
@@ -101,13 +119,24 @@ class Reading:
         value = self.get("intermediate_size") or self.get("ffn_hidden_size") or self.get("n_inner")
         if isinstance(value, list):
             if len(set(value)) != 1 and not self.rough:
-                raise CannotPlan(f"cannot plan model type {self.family!r}: its layers have MLPs of different widths ({value})")
+                raise CannotPlan(
+                    f"cannot plan model type {self.family!r}: its layers have MLPs of different widths "
+                    f"({value})"
+                )
             value = max(value)
         return int(value or 4 * self.hidden)
 
     @property
     def context_tokens(self) -> int:
         """The model's own limit."""
-        names = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
-        # No limit in the configuration (ALiBi, recurrent models): a length that every such model was trained for.
+        names = (
+            "max_position_embeddings",
+            "n_positions",
+            "max_sequence_length",
+            "max_seq_len",
+            "seq_length",
+            "n_ctx",
+        )
+        # No limit in the configuration (ALiBi, recurrent models): a length that every such model was trained
+        # for.
         return self.maybe(*names) or 2048

@@ -1,4 +1,6 @@
-"""Which kind each layer of a model is: its configuration's own list, or the rule of its family where the list is left out."""
+"""Which kind each layer of a model is: its configuration's own list, or the rule of its family where the list
+is left out.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,16 @@ from collections.abc import Callable
 from pipeline.errors import CannotPlan
 from pipeline.planner.model.hf_config import Reading
 
-KNOWN = ("full_attention", "sliding_attention", "chunked_attention", "linear_attention", "conv", "hybrid", "moe", "mlp")
+KNOWN = (
+    "full_attention",
+    "sliding_attention",
+    "chunked_attention",
+    "linear_attention",
+    "conv",
+    "hybrid",
+    "moe",
+    "mlp",
+)
 _OLD_NAMES = {"attention": "full_attention", "mamba": "linear_attention"}
 
 
@@ -34,13 +45,18 @@ def layer_types(c: Reading, pattern: Callable[[Reading], list[str]] | None, wind
     if listed is None:
         listed = pattern(c) if pattern else [_uniform(c, window)] * c.layers
     if not isinstance(listed, list | tuple):
-        raise CannotPlan(f"cannot plan this layer kind: {listed!r} is no list of kinds (model type {c.family!r})")
+        raise CannotPlan(
+            f"cannot plan this layer kind: {listed!r} is no list of kinds (model type {c.family!r})"
+        )
     kinds = [_OLD_NAMES.get(str(kind), str(kind)) for kind in listed]
     unknown = sorted(set(kinds) - set(KNOWN))
     if unknown:
         raise CannotPlan(f"cannot plan this layer kind: {', '.join(unknown)} (model type {c.family!r})")
     if len(kinds) != c.layers:
-        raise CannotPlan(f"cannot plan model type {c.family!r}: it lists {len(kinds)} kinds of layers for {c.layers} layers")
+        raise CannotPlan(
+            f"cannot plan model type {c.family!r}: it lists {len(kinds)} kinds of layers for {c.layers} "
+            f"layers"
+        )
     return kinds
 
 
@@ -58,10 +74,14 @@ def _uniform(c: Reading, default: int | None) -> str:
 
 
 def _indexed(c: Reading) -> list[str] | None:
-    """Families that name only their attention layers: by period and offset (Jamba), or by number (Bamba, LFM2)."""
+    """Families that name only their attention layers: by period and offset (Jamba), or by number (Bamba,
+    LFM2).
+    """
     if c.maybe("attn_layer_period"):
         period, offset = c.number("attn_layer_period"), c.number("attn_layer_offset", default=0)
-        return ["full_attention" if index % period == offset else "linear_attention" for index in range(c.layers)]
+        return [
+            "full_attention" if index % period == offset else "linear_attention" for index in range(c.layers)
+        ]
     for key, other in (("attn_layer_indices", "linear_attention"), ("full_attn_idxs", "conv")):
         if c.get(key) is not None:
             return ["full_attention" if index in c.get(key) else other for index in range(c.layers)]

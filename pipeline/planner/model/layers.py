@@ -1,8 +1,10 @@
-"""The two parts that a model's memory is made of: weights, and what a layer keeps of the tokens it has seen. Plain ints.
+"""The two parts that a model's memory is made of: weights, and what a layer keeps of the tokens it has seen.
+Plain ints.
 
-What bitsandbytes shrinks: the weights of ``nn.Linear`` (and GPT-2's ``Conv1D``) except the output head. Everything else stays in the
-model's own numbers: embeddings, head, biases, norms, router gates, convolutions, and mixtures of experts, whose weights transformers 5
-keeps as one three-dimensional parameter a layer that bitsandbytes does not look at (measured: Mixtral's experts stay full in nf4).
+What bitsandbytes shrinks: the weights of ``nn.Linear`` (and GPT-2's ``Conv1D``) except the output head.
+Everything else stays in the model's own numbers: embeddings, head, biases, norms, router gates, convolutions,
+and mixtures of experts, whose weights transformers 5 keeps as one three-dimensional parameter a layer that
+bitsandbytes does not look at (measured: Mixtral's experts stay full in nf4).
 """
 
 from __future__ import annotations
@@ -14,11 +16,14 @@ from pipeline.errors import ConfigError
 
 # The last is of caches alone: the library's 8-bit floating point layers, one scale a tensor.
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
-Module = Literal["embeddings", "attention", "recurrent", "mlp", "experts", "router", "norms", "vision", "head"]
+Module = Literal[
+    "embeddings", "attention", "recurrent", "mlp", "experts", "router", "norms", "vision", "head"
+]
 Kind = Literal["full", "sliding", "chunked", "latent", "recurrent", "convolution", "hybrid", "none"]
 
-# bitsandbytes nf4: 4 bits a weight and a scale for each block of 64; the scales are themselves kept in 8 bits, with a float32 for each
-# 256 of them (double quantization; Dettmers et al., QLoRA, 2023). A weight also carries its two code tables (16 and 256 float32).
+# bitsandbytes nf4: 4 bits a weight and a scale for each block of 64; the scales are themselves kept in 8
+# bits, with a float32 for each 256 of them (double quantization; Dettmers et al., QLoRA, 2023). A weight also
+# carries its two code tables (16 and 256 float32).
 _BLOCK, _SCALE_BLOCK, _CODE_TABLES_BYTES = 64, 256, 4 * (16 + 256)
 
 
@@ -26,7 +31,8 @@ _BLOCK, _SCALE_BLOCK, _CODE_TABLES_BYTES = 64, 256, 4 * (16 + 256)
 class Weight:
     """``copies`` equal tensors of ``rows`` x ``columns`` numbers, in all layers together.
 
-    ``shrinks`` says whether bitsandbytes quantizes it. Of a mixture of ``experts``, each token uses ``active``.
+    ``shrinks`` says whether bitsandbytes quantizes it. Of a mixture of ``experts``, each token uses
+    ``active``.
     """
 
     module: Module
@@ -48,7 +54,9 @@ class Weight:
         return self.parameters * self.active // self.experts
 
     def stored_bytes(self, quantization: str, dtype: str) -> int:
-        """Bytes in memory in ``quantization`` (none, int8, nf4), the unquantized part in ``dtype``. Raises ConfigError."""
+        """Bytes in memory in ``quantization`` (none, int8, nf4), the unquantized part in ``dtype``. Raises
+        ConfigError.
+        """
         if quantization == "none" or not self.shrinks:
             return self.parameters * dtype_bytes(dtype)
         numbers = self.rows * self.columns
@@ -56,7 +64,9 @@ class Weight:
             return self.copies * (numbers + 4 * self.rows)
         if quantization == "nf4":
             blocks = -(-numbers // _BLOCK)
-            return self.copies * (-(-numbers // 2) + blocks + 4 * -(-blocks // _SCALE_BLOCK) + _CODE_TABLES_BYTES)
+            return self.copies * (
+                -(-numbers // 2) + blocks + 4 * -(-blocks // _SCALE_BLOCK) + _CODE_TABLES_BYTES
+            )
         raise ConfigError(f"cannot plan quantization {quantization!r}; known are none, int8 and nf4")
 
 
@@ -64,9 +74,9 @@ class Weight:
 class Layer:
     """What one decoder layer keeps of the tokens it has seen.
 
-    A token leaves ``heads`` x (``key_dim`` + ``value_dim``) numbers. ``window``: the layer keeps at most that many tokens less one, as
-    the newest is there when it is needed. ``state`` numbers of the model's own kind and ``state_float32`` are kept once a row,
-    however long it is.
+    A token leaves ``heads`` x (``key_dim`` + ``value_dim``) numbers. ``window``: the layer keeps at most that
+    many tokens less one, as the newest is there when it is needed. ``state`` numbers of the model's own kind
+    and ``state_float32`` are kept once a row, however long it is.
     """
 
     kind: Kind
@@ -88,7 +98,9 @@ class Layer:
 
     def kept_bytes(self, tokens: int, dtype: str) -> int:
         """Bytes of one row of ``tokens``."""
-        return self.kept_tokens(tokens) * self.numbers_per_token * dtype_bytes(dtype) + self.fixed_bytes(dtype)
+        return self.kept_tokens(tokens) * self.numbers_per_token * dtype_bytes(dtype) + self.fixed_bytes(
+            dtype
+        )
 
     def fixed_bytes(self, dtype: str) -> int:
         """Bytes a row keeps whatever its length."""

@@ -10,25 +10,40 @@ from pipeline.planner.model.modules import experts, gated, linear, plain, router
 def everywhere(c: Reading, _: int, linear_router: bool = False) -> list[Weight]:
     """Mixtral and its kin: every layer, experts as wide as ``intermediate_size``, no shared one."""
     count = c.number("num_local_experts", "num_experts")
-    return router(c, count, shrinks=linear_router) + experts(c, count, c.number("num_experts_per_tok"), c.intermediate)
+    return router(c, count, shrinks=linear_router) + experts(
+        c, count, c.number("num_experts_per_tok"), c.intermediate
+    )
 
 
 def qwen(c: Reading, layer: int, shared: bool = False) -> list[Weight]:
-    """Qwen: ``decoder_sparse_step`` and ``mlp_only_layers`` say which layers; Qwen2 and Next have a shared expert behind a gate."""
+    """Qwen: ``decoder_sparse_step`` and ``mlp_only_layers`` say which layers; Qwen2 and Next have a shared
+    expert behind a gate.
+    """
     count = c.number("num_experts", "num_local_experts")
-    if layer in c.get("mlp_only_layers", []) or count == 0 or (layer + 1) % c.number("decoder_sparse_step", default=1):
+    if (
+        layer in c.get("mlp_only_layers", [])
+        or count == 0
+        or (layer + 1) % c.number("decoder_sparse_step", default=1)
+    ):
         return gated(c)
-    found = router(c, count) + experts(c, count, c.number("num_experts_per_tok"), c.number("moe_intermediate_size"))
+    found = router(c, count) + experts(
+        c, count, c.number("num_experts_per_tok"), c.number("moe_intermediate_size")
+    )
     if shared:
         found += gated(c, c.number("shared_expert_intermediate_size")) + linear("router", 1, c.hidden)
     return found
 
 
 def deepseek(c: Reading, layer: int) -> list[Weight]:
-    """DeepSeek and its kin: the first layers dense, then routed experts and shared ones, which act as one wide MLP."""
+    """DeepSeek and its kin: the first layers dense, then routed experts and shared ones, which act as one
+    wide MLP.
+    """
     if layer < c.number("first_k_dense_replace", default=0):
         return gated(c)
-    count, width = c.number("n_routed_experts", "num_experts", "num_local_experts"), c.number("moe_intermediate_size")
+    count, width = (
+        c.number("n_routed_experts", "num_experts", "num_local_experts"),
+        c.number("moe_intermediate_size"),
+    )
     found = router(c, count) + experts(c, count, c.number("num_experts_per_tok", default=1), width)
     shared = c.number("n_shared_experts", default=0)
     return found + (gated(c, shared * width) if shared else [])
@@ -37,23 +52,31 @@ def deepseek(c: Reading, layer: int) -> list[Weight]:
 def gpt_oss(c: Reading, _: int) -> list[Weight]:
     """Biases everywhere, the router's included."""
     count = c.number("num_local_experts", "num_experts")
-    return router(c, count, bias=True) + experts(c, count, c.number("num_experts_per_tok"), c.intermediate, bias=True)
+    return router(c, count, bias=True) + experts(
+        c, count, c.number("num_experts_per_tok"), c.intermediate, bias=True
+    )
 
 
 def granite(c: Reading, _: int) -> list[Weight]:
     """Routed experts where there are any, and a shared MLP whose gate and up projection are one."""
     count, width = c.number("num_local_experts", default=0), c.number("shared_intermediate_size", default=0)
-    found = router(c, count) + experts(c, count, c.number("num_experts_per_tok"), c.intermediate) if count else []
+    found = (
+        router(c, count) + experts(c, count, c.number("num_experts_per_tok"), c.intermediate) if count else []
+    )
     return found + (gated(c, width, fused_gate=True) if width else [])
 
 
 def llama4(c: Reading, layer: int) -> list[Weight]:
-    """Every ``interleave_moe_layer_step``-th layer: experts and a shared one of the same width; the others are dense and wider."""
+    """Every ``interleave_moe_layer_step``-th layer: experts and a shared one of the same width; the others
+    are dense and wider.
+    """
     step = c.number("interleave_moe_layer_step", default=1)
     if layer not in c.get("moe_layers", range(step - 1, c.layers, step)):
         return gated(c, c.number("intermediate_size_mlp"))
     count = c.number("num_local_experts")
-    found = router(c, count, shrinks=False) + experts(c, count, c.number("num_experts_per_tok"), c.intermediate)
+    found = router(c, count, shrinks=False) + experts(
+        c, count, c.number("num_experts_per_tok"), c.intermediate
+    )
     return found + gated(c)
 
 
@@ -66,7 +89,9 @@ def jamba(c: Reading, layer: int) -> list[Weight]:
 
 
 def ernie(c: Reading, layer: int) -> list[Weight]:
-    """Layers from ``moe_layer_start_index`` to ``moe_layer_end_index``; a correction of the scores is learnt."""
+    """Layers from ``moe_layer_start_index`` to ``moe_layer_end_index``; a correction of the scores is
+    learnt.
+    """
     last = c.number("moe_layer_end_index")
     inside = c.number("moe_layer_start_index") <= layer <= (last if last >= 0 else c.layers - 1)
     if not inside or (layer + 1) % c.number("moe_layer_interval", default=1):

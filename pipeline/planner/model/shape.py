@@ -1,6 +1,8 @@
-"""The shape of a model, read from its configuration: what its weights, its cache and its activations take, in plain ints.
+"""The shape of a model, read from its configuration: what its weights, its cache and its activations take, in
+plain ints.
 
-No weights, no torch and no transformers are needed: ``config.to_dict()``, or config.json as published, is enough.
+No weights, no torch and no transformers are needed: ``config.to_dict()``, or config.json as published, is
+enough.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ __all__ = ["DTYPE_BYTES", "ModelShape", "model_shape"]
 class ModelShape:
     """Layers, heads and widths. ``context_tokens`` is the model's own limit (position embeddings).
 
-    ``kinds`` and ``weights`` say the rest; where they are left out, it is a plain gated decoder with full attention and a tied head.
-    ``layer_weights`` are those of each layer that differs from the others.
+    ``kinds`` and ``weights`` say the rest; where they are left out, it is a plain gated decoder with full
+    attention and a tied head. ``layer_weights`` are those of each layer that differs from the others.
     ``assumed``: the family is not known here, or not named, and was taken for such a decoder.
     """
 
@@ -51,7 +53,7 @@ class ModelShape:
             object.__setattr__(self, "weights", parts.weights)
             object.__setattr__(self, "layer_weights", parts.layer_weights)
 
-    # ------------------------------------------------------------------------------------------------------------- weights
+    # ── weights
 
     @property
     def parameters(self) -> int:
@@ -75,25 +77,45 @@ class ModelShape:
 
     def largest_layer_bytes(self, quantization: str, dtype: str) -> int:
         """Bytes of the weights of the largest layer."""
-        return max((sum(weight.stored_bytes(quantization, dtype) for weight in layer) for layer in self.layer_weights), default=0)
+        return max(
+            (
+                sum(weight.stored_bytes(quantization, dtype) for weight in layer)
+                for layer in self.layer_weights
+            ),
+            default=0,
+        )
 
     def largest_module_bytes(self, quantization: str, dtype: str) -> int:
-        """Bytes of the largest module of a layer: one matrix, or all experts of a layer, which are one module."""
+        """Bytes of the largest module of a layer: one matrix, or all experts of a layer, which are one
+        module.
+        """
         largest = 0
         for layer in self.layer_weights:
-            experts = sum(weight.stored_bytes(quantization, dtype) for weight in layer if weight.module == "experts")
-            single = (weight.stored_bytes(quantization, dtype) // weight.copies for weight in layer if weight.module != "experts")
+            experts = sum(
+                weight.stored_bytes(quantization, dtype) for weight in layer if weight.module == "experts"
+            )
+            single = (
+                weight.stored_bytes(quantization, dtype) // weight.copies
+                for weight in layer
+                if weight.module != "experts"
+            )
             largest = max(largest, experts, *single)
         return largest
 
     def largest_matrix_bytes(self, dtype: str) -> int:
         """Bytes in plain numbers of the largest weight that is quantized."""
-        return max((weight.rows * weight.columns for weight in self.weights if weight.shrinks), default=0) * dtype_bytes(dtype)
+        return max(
+            (weight.rows * weight.columns for weight in self.weights if weight.shrinks), default=0
+        ) * dtype_bytes(dtype)
 
     def plain_layer_bytes(self, dtype: str) -> int:
         """Bytes in plain numbers of what is quantized of a layer, of the layer where that is most."""
         return max(
-            (sum(weight.stored_bytes("none", dtype) for weight in layer if weight.shrinks) for layer in self.layer_weights), default=0
+            (
+                sum(weight.stored_bytes("none", dtype) for weight in layer if weight.shrinks)
+                for layer in self.layer_weights
+            ),
+            default=0,
         )
 
     def weights_bytes_by_module(self, quantization: str, dtype: str) -> dict[Module, int]:
@@ -104,9 +126,11 @@ class ModelShape:
         return totals
 
     def read_bytes_per_step(self, quantization: str, dtype: str, rows: int = 1) -> int:
-        """Bytes of weights that one decoding step of ``rows`` rows reads: of the experts, those that some row chooses.
+        """Bytes of weights that one decoding step of ``rows`` rows reads: of the experts, those that some row
+        chooses.
 
-        With r rows that choose k of E experts independently, E (1 - (1 - k/E)^r) of them are expected to be read.
+        With r rows that choose k of E experts independently, E (1 - (1 - k/E)^r) of them are expected to be
+        read.
         """
         total = 0.0
         for weight in self.weights:
@@ -117,13 +141,16 @@ class ModelShape:
         return int(total)
 
     def bits_alone_bytes(self, bits: float) -> int:
-        """Bytes if every number took ``bits`` and nothing else: the number that people quote, and that no library reaches."""
+        """Bytes if every number took ``bits`` and nothing else: the number that people quote, and that no
+        library reaches.
+        """
         return int(self.parameters * bits / 8)
 
-    # --------------------------------------------------------------------------------------------------------------- cache
+    # ── cache
 
     def kv_bytes_per_token(self, dtype: str) -> int:
-        """Bytes of keys and values one token adds in all layers: sum of heads x (key + value width) x bytes a number.
+        """Bytes of keys and values one token adds in all layers: sum of heads x (key + value width) x bytes a
+        number.
 
         An upper bound for sliding windows, which stop growing; ``kv_bytes`` is exact.
         """
@@ -131,18 +158,24 @@ class ModelShape:
 
     def growing_bytes_per_token(self, dtype: str) -> int:
         """Bytes that a token adds however long the row is: without the layers that have a window."""
-        return sum(layer.numbers_per_token for layer in self.kinds if layer.window is None) * dtype_bytes(dtype)
+        return sum(layer.numbers_per_token for layer in self.kinds if layer.window is None) * dtype_bytes(
+            dtype
+        )
 
     def kv_bytes(self, tokens: int, dtype: str, rows: int = 1) -> int:
         """Bytes of the cache of ``rows`` rows of ``tokens`` each, fixed states included."""
         return rows * sum(layer.kept_bytes(tokens, dtype) for layer in self.kinds)
 
     def far_bytes(self, tokens: int, dtype: str, rows: int = 1) -> int:
-        """Of ``kv_bytes``, what is on disk where the cache is there: layers that keep every token. Windows and states stay in memory."""
+        """Of ``kv_bytes``, what is on disk where the cache is there: layers that keep every token. Windows
+        and states stay in memory.
+        """
         return rows * sum(layer.kept_bytes(tokens, dtype) for layer in self._growing)
 
     def near_bytes(self, tokens: int, dtype: str, rows: int = 1) -> int:
-        """Bytes in memory of a cache that is kept elsewhere: windows, states, and two layers' copies, one used while the next arrives."""
+        """Bytes in memory of a cache that is kept elsewhere: windows, states, and two layers' copies, one
+        used while the next arrives.
+        """
         kept = self.kv_bytes(tokens, dtype, rows) - self.far_bytes(tokens, dtype, rows)
         return kept + 2 * rows * max((layer.kept_bytes(tokens, dtype) for layer in self._growing), default=0)
 
@@ -172,36 +205,53 @@ class ModelShape:
     def with_kv_heads(self, heads: int) -> ModelShape:
         """The same model had it ``heads`` KV heads; only its cache is changed."""
         kinds = tuple(
-            replace(layer, heads=heads) if layer.kind in {"full", "sliding", "chunked", "hybrid"} else layer for layer in self.kinds
+            replace(layer, heads=heads) if layer.kind in {"full", "sliding", "chunked", "hybrid"} else layer
+            for layer in self.kinds
         )
         return replace(self, kv_heads=heads, kinds=kinds)
 
-    # --------------------------------------------------------------------------------------------------------- activations
+    # ── activations
 
     def activation_bytes(self, chunk_tokens: int, dtype: str, rows: int = 1, past_tokens: int = 0) -> int:
         """Peak of what a pass over ``chunk_tokens`` tokens (all rows together) computes and drops again.
 
-        Inside one layer: the larger of the MLP (residual, its copy, normed input and sum; gate, up and product; the rotary tables) and
-        of attention (residual, its copy, normed input; queries, their rotated copy, output; new keys and values). Layers with a window
-        join what they keep with the chunk, latent layers unpack it for every head. Or, after all layers, float32 logits of each row's
-        last token. Attention that keeps no scores is taken for granted (SDPA, repeated heads not counted); its mask is a byte a pair.
+        Inside one layer: the larger of the MLP (residual, its copy, normed input and sum; gate, up and
+        product; the rotary tables) and of attention (residual, its copy, normed input; queries, their rotated
+        copy, output; new keys and values). Layers with a window join what they keep with the chunk, latent
+        layers unpack it for every head. Or, after all layers, float32 logits of each row's last token.
+        Attention that keeps no scores is taken for granted (SDPA, repeated heads not counted); its mask is a
+        byte a pair.
         """
         numbers = max(
-            chunk_tokens * self._mlp_numbers(), *(self._attention_numbers(layer, chunk_tokens, rows, past_tokens) for layer in self.kinds)
+            chunk_tokens * self._mlp_numbers(),
+            *(self._attention_numbers(layer, chunk_tokens, rows, past_tokens) for layer in self.kinds),
         )
         per_row = -(-chunk_tokens // max(rows, 1))
-        mask = rows * per_row * (per_row + past_tokens) if any(layer.numbers_per_token for layer in self.kinds) else 0
+        mask = (
+            rows * per_row * (per_row + past_tokens)
+            if any(layer.numbers_per_token for layer in self.kinds)
+            else 0
+        )
         after = chunk_tokens * 2 * self.hidden * dtype_bytes(dtype) + rows * self.vocabulary * 4
         return max(numbers * dtype_bytes(dtype), after) + mask
 
     def _mlp_numbers(self) -> int:
-        """Numbers a token. Of experts, all that the token uses at once, each with its own output. Joined gates outlive their halves."""
+        """Numbers a token. Of experts, all that the token uses at once, each with its own output. Joined
+        gates outlive their halves.
+        """
         mixtures = [weight for weight in self.weights if weight.experts > 1]
-        joined = any(weight.module == "mlp" and weight.rows == 2 * self.intermediate for weight in self.weights)
+        joined = any(
+            weight.module == "mlp" and weight.rows == 2 * self.intermediate for weight in self.weights
+        )
         wide = (4 if joined else 3) * self.intermediate
         if mixtures:
             wide = max(
-                wide, mixtures[0].active * (3 * max(weight.columns for weight in mixtures if weight.columns != self.hidden) + self.hidden)
+                wide,
+                mixtures[0].active
+                * (
+                    3 * max(weight.columns for weight in mixtures if weight.columns != self.hidden)
+                    + self.hidden
+                ),
             )
         return 4 * self.hidden + wide + 2 * self.head_dim
 
@@ -214,7 +264,7 @@ class ModelShape:
             return found + (chunk_tokens + rows * layer.kept_tokens(past_tokens)) * layer.numbers_per_token
         return found
 
-    # --------------------------------------------------------------------------------------------------------------- names
+    # ── names
 
     def attention(self) -> str:
         """MHA, GQA, MQA or MLA, or none where no layer keeps tokens."""
@@ -230,17 +280,37 @@ class ModelShape:
     def describe(self) -> str:
         """``GQA, 62 layers (52 sliding of 1,024 tokens, 10 full), 16 KV heads of 128``."""
         counts = Counter((layer.kind, layer.window) for layer in self.kinds)
-        parts = [f"{count} {kind}" + (f" of {window:,} tokens" if window else "") for (kind, window), count in counts.items()]
-        kept = sorted({(layer.heads, layer.key_dim, layer.value_dim) for layer in self.kinds if layer.numbers_per_token})
-        heads = "; ".join(f"{_counted(count, 'KV head')} of {_width(key, value)}" for count, key, value in kept)
-        mixture = next((f", {weight.active} of {weight.experts} experts a token" for weight in self.weights if weight.experts > 1), "")
-        return f"{self.attention()}, {self.layers} layers ({', '.join(parts)})" + (f", {heads}" if heads else "") + mixture
+        parts = [
+            f"{count} {kind}" + (f" of {window:,} tokens" if window else "")
+            for (kind, window), count in counts.items()
+        ]
+        kept = sorted(
+            {(layer.heads, layer.key_dim, layer.value_dim) for layer in self.kinds if layer.numbers_per_token}
+        )
+        heads = "; ".join(
+            f"{_counted(count, 'KV head')} of {_width(key, value)}" for count, key, value in kept
+        )
+        mixture = next(
+            (
+                f", {weight.active} of {weight.experts} experts a token"
+                for weight in self.weights
+                if weight.experts > 1
+            ),
+            "",
+        )
+        return (
+            f"{self.attention()}, {self.layers} layers ({', '.join(parts)})"
+            + (f", {heads}" if heads else "")
+            + mixture
+        )
 
 
 def model_shape(config: Mapping[str, Any], rough: bool = False) -> ModelShape:
-    """Shape from a model's configuration. Raises CannotPlan (a ConfigError) naming the missing key or the unknown kind of layer.
+    """Shape from a model's configuration. Raises CannotPlan (a ConfigError) naming the missing key or the
+    unknown kind of layer.
 
-    ``rough`` takes a family that is not known here for a Llama, and says so in ``assumed``: better than nothing for a batch size.
+    ``rough`` takes a family that is not known here for a Llama, and says so in ``assumed``: better than
+    nothing for a batch size.
     """
     c = Reading(config, rough)
     parts = assemble(c)

@@ -1,7 +1,9 @@
-"""``overnight evaluate``: a run's labels against gold labels, and its summaries against references; facts, tables, plots.
+"""``overnight evaluate``: a run's labels against gold labels, and its summaries against references; facts,
+tables, plots.
 
-No figure pretends: gold rows that the run does not hold, or that the model was shown as examples, are left out and counted; documents
-whose labels a calibration was fitted on are judged by its cross-validation, in which each one's answer comes from a fit without it.
+No figure pretends: gold rows that the run does not hold, or that the model was shown as examples, are left
+out and counted; documents whose labels a calibration was fitted on are judged by its cross-validation, in
+which each one's answer comes from a fit without it.
 """
 
 from __future__ import annotations
@@ -19,23 +21,43 @@ from pipeline.results.evaluate.figures import Judged, JudgedSeveral
 from pipeline.results.evaluate.summaries import evaluate_summaries
 from pipeline.results.evaluate.table import counts
 from pipeline.results.gold import GoldLabel, read_gold
-from pipeline.results.label_view import View, is_multi, labels_of, latest_view, said, shown_to_the_model, through
+from pipeline.results.label_view import (
+    View,
+    is_multi,
+    labels_of,
+    latest_view,
+    said,
+    shown_to_the_model,
+    through,
+)
 from pipeline.results.plots import draw, require_plots
 from pipeline.stores.ledger.ledger import Ledger
 from pipeline.stores.ledger.queries import ExportRow, TaskResult, TaskRow
 
 
 def evaluate(
-    ledger: Ledger, *, gold: Path | None = None, references: Path | None = None, names: Sequence[str] | None = None,
-    view: int | None = None, label_field: str = "label", reference_field: str = "summary",
-    plots: Path | None = None, plot_format: str = "png",
-) -> dict[str, Any]:  # fmt: skip
-    """Facts about every label task (``gold``) and summarize task (``references``), or those of ``names``; ``plots`` is a folder.
+    ledger: Ledger,
+    *,
+    gold: Path | None = None,
+    references: Path | None = None,
+    names: Sequence[str] | None = None,
+    view: int | None = None,
+    label_field: str = "label",
+    reference_field: str = "summary",
+    plots: Path | None = None,
+    plot_format: str = "png",
+) -> dict[str, Any]:
+    """Facts about every label task (``gold``) and summarize task (``references``), or those of ``names``;
+    ``plots`` is a folder.
 
-    ``view``: the number of the calibration to judge, 0 for the model's own labels; the latest otherwise. Raises UsageError.
+    ``view``: the number of the calibration to judge, 0 for the model's own labels; the latest otherwise.
+    Raises UsageError.
     """
     if gold is None and references is None:
-        raise UsageError("there is nothing to compare with: give --gold FILE for labels, --references FILE for summaries, or both")
+        raise UsageError(
+            "there is nothing to compare with: give --gold FILE for labels, --references FILE for "
+            "summaries, or both"
+        )
     if plots is not None:
         require_plots(plot_format)
     tasks = _chosen(ledger, names, {"label": gold is not None, "summarize": references is not None})
@@ -52,28 +74,49 @@ def evaluate(
     return {"tasks": facts, "plots": [str(path) for path in written]}
 
 
-def evaluate_labels(ledger: Ledger, task: TaskRow, gold: Mapping[str, GoldLabel], number: int | None = None) -> dict[str, Any]:
-    """Facts about one label task as its view ``number`` shows it. Raises UsageError when no gold document can be judged."""
+def evaluate_labels(
+    ledger: Ledger, task: TaskRow, gold: Mapping[str, GoldLabel], number: int | None = None
+) -> dict[str, Any]:
+    """Facts about one label task as its view ``number`` shows it. Raises UsageError when no gold document can
+    be judged.
+    """
     labels = labels_of(task)
     view = latest_view(ledger, task, number)
     rows, left_out = _matched(ledger, task, gold, view)
     checked = sum(view is not None and row.input.document_key in view.held_out for row in rows)
     facts: dict[str, Any] = {
-        "kind": "label", "labels": list(labels), "multi": is_multi(task), "view": view.number if view else 0,
-        "view_sentence": view.sentence if view else "", "gold": len(gold), "left_out": left_out,
-        "basis": "answers" if not checked else "cross-validation" if checked == len(rows) else "answers and cross-validation",
-        "cross_validated": checked, "notes": _notes(view, rows, checked),
-    }  # fmt: skip
+        "kind": "label",
+        "labels": list(labels),
+        "multi": is_multi(task),
+        "view": view.number if view else 0,
+        "view_sentence": view.sentence if view else "",
+        "gold": len(gold),
+        "left_out": left_out,
+        "basis": "answers"
+        if not checked
+        else "cross-validation"
+        if checked == len(rows)
+        else "answers and cross-validation",
+        "cross_validated": checked,
+        "notes": _notes(view, rows, checked),
+    }
     if not rows:
-        raise UsageError(f"no gold label can be compared with task {task.job.name!r}: {counts(left_out)} of {len(gold):,} gold rows")
-    shown = through(rows, {task.job.name: view}) if view else said(rows, [task]) if number == 0 else iter(rows)
+        raise UsageError(
+            f"no gold label can be compared with task {task.job.name!r}: {counts(left_out)} of "
+            f"{len(gold):,} gold rows"
+        )
+    shown = (
+        through(rows, {task.job.name: view}) if view else said(rows, [task]) if number == 0 else iter(rows)
+    )
     results = [_as_checked(view, row, row.results[task.job.name]) for row in shown]
-    probabilities = np.array([[(result.probabilities or {})[label] for label in labels] for result in results], dtype=np.float64)
+    probabilities = np.array(
+        [[(result.probabilities or {})[label] for label in labels] for result in results], dtype=np.float64
+    )
     truth = [gold[row.input.id] for row in rows]
     return facts | _judged(results, probabilities, truth, labels, multi=is_multi(task)).figures(labels)
 
 
-# ── which documents ────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── which documents ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _chosen(ledger: Ledger, names: Sequence[str] | None, kinds: Mapping[str, bool]) -> list[TaskRow]:
@@ -83,9 +126,18 @@ def _chosen(ledger: Ledger, names: Sequence[str] | None, kinds: Mapping[str, boo
             raise UsageError(f"there is no task {name!r}; the run has {', '.join(known)}")
         if not kinds[known[name].job.kind]:
             needed = "--gold" if known[name].job.kind == "label" else "--references"
-            raise UsageError(f"task {name!r} is of kind {known[name].job.kind}; to evaluate it, give {needed} FILE")
-    chosen = [known[name] for name in names] if names else [task for task in known.values() if kinds[task.job.kind]]
-    for kind, wanted, option in (("label", kinds["label"], "--gold"), ("summarize", kinds["summarize"], "--references")):
+            raise UsageError(
+                f"task {name!r} is of kind {known[name].job.kind}; to evaluate it, give {needed} FILE"
+            )
+    chosen = (
+        [known[name] for name in names]
+        if names
+        else [task for task in known.values() if kinds[task.job.kind]]
+    )
+    for kind, wanted, option in (
+        ("label", kinds["label"], "--gold"),
+        ("summarize", kinds["summarize"], "--references"),
+    ):
         if wanted and not any(task.job.kind == kind for task in chosen):
             raise UsageError(f"{option} was given, but no task of kind {kind} is to be evaluated")
     return chosen
@@ -93,8 +145,10 @@ def _chosen(ledger: Ledger, names: Sequence[str] | None, kinds: Mapping[str, boo
 
 def _matched(
     ledger: Ledger, task: TaskRow, gold: Mapping[str, GoldLabel], view: View | None
-) -> tuple[list[ExportRow], dict[str, int]]:  # fmt: skip
-    """The finished documents that have a gold label and can be judged by it, and how many gold rows are left out, by reason."""
+) -> tuple[list[ExportRow], dict[str, int]]:
+    """The finished documents that have a gold label and can be judged by it, and how many gold rows are left
+    out, by reason.
+    """
     found: dict[str, dict[str, ExportRow]] = {}
     for row in ledger.rows():
         if row.input.id in gold:
@@ -132,13 +186,16 @@ def _notes(view: View | None, rows: Sequence[ExportRow], checked: int) -> list[s
         return []
     notes = [f"view {view.number} was made with {len(view.gold_labels):,} gold labels"]
     if checked:
-        notes.append(f"{checked:,} of the {len(rows):,} documents compared are among them: they are judged by cross-validation")
+        notes.append(
+            f"{checked:,} of the {len(rows):,} documents compared are among them: they are judged by "
+            f"cross-validation"
+        )
     if view.threshold is not None and any(row.input.document_key in view.gold_labels for row in rows):
         notes.append("where the threshold was chosen on these gold labels, the answered part looks too good")
     return notes
 
 
-# ── their answers ──────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── their answers ───────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _as_checked(view: View | None, row: ExportRow, result: TaskResult) -> TaskResult:
@@ -149,18 +206,33 @@ def _as_checked(view: View | None, row: ExportRow, result: TaskResult) -> TaskRe
     odds = np.exp(np.array(logs, dtype=np.float64))
     value, gone = view.decide(odds)
     return TaskResult(
-        result.state, None if gone else value, "abstained" if gone else "stop",
+        result.state,
+        None if gone else value,
+        "abstained" if gone else "stop",
         dict(zip(view.calibration.labels, odds.tolist(), strict=True)),
-    )  # fmt: skip
+    )
 
 
 def _judged(
-    results: Sequence[TaskResult], probabilities: Floats, truth: Sequence[GoldLabel], labels: Sequence[str], *, multi: bool
+    results: Sequence[TaskResult],
+    probabilities: Floats,
+    truth: Sequence[GoldLabel],
+    labels: Sequence[str],
+    *,
+    multi: bool,
 ) -> Judged | JudgedSeveral:
     if not multi:
         places = {label: place for place, label in enumerate(labels)}
         predicted = [-1 if result.value is None else places[str(result.value)] for result in results]
-        return Judged(label_numbers([str(label) for label in truth], labels), probabilities, np.array(predicted, dtype=np.int64))
+        return Judged(
+            label_numbers([str(label) for label in truth], labels),
+            probabilities,
+            np.array(predicted, dtype=np.int64),
+        )
     gold = np.array([[label in named for label in labels] for named in truth], dtype=np.bool_)
-    given = np.array([[label in (result.value or ()) for label in labels] for result in results], dtype=np.bool_)
-    return JudgedSeveral(gold, probabilities, given, np.array([result.value is not None for result in results], dtype=np.bool_))
+    given = np.array(
+        [[label in (result.value or ()) for label in labels] for result in results], dtype=np.bool_
+    )
+    return JudgedSeveral(
+        gold, probabilities, given, np.array([result.value is not None for result in results], dtype=np.bool_)
+    )

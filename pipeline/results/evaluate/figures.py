@@ -1,6 +1,8 @@
-"""The figures of an evaluated label task: from gold labels, probabilities and answers to counts, curves and intervals.
+"""The figures of an evaluated label task: from gold labels, probabilities and answers to counts, curves and
+intervals.
 
-``Judged`` is one label a document, ``JudgedSeveral`` any number of them, where each label is a yes/no decision of its own.
+``Judged`` is one label a document, ``JudgedSeveral`` any number of them, where each label is a yes/no
+decision of its own.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ CURVE_POINTS = 200
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Documents with a gold label: ``gold`` and ``predicted`` label numbers (-1: abstained), (documents,), probabilities by label."""
+    """Documents with a gold label: ``gold`` and ``predicted`` label numbers (-1: abstained), (documents,),
+    probabilities by label.
+    """
 
     gold: Ints
     probabilities: Floats
@@ -33,13 +37,15 @@ class Judged:
         right = self.probabilities.argmax(axis=1) == self.gold
         answered = int((self.predicted >= 0).sum())
         return {
-            "judged": len(self.gold), "answered": answered, "abstained": len(self.gold) - answered,
+            "judged": len(self.gold),
+            "answered": answered,
+            "abstained": len(self.gold) - answered,
             "majority_share": float(np.bincount(self.gold).max() / len(self.gold)),
             "headline": _intervals(self._statistics(len(labels)), len(self.gold)),
             "per_label": [_row(row) for row in metrics.per_label(self.predicted, self.gold, labels)],
             "confusion": metrics.confusion(self.predicted, self.gold, len(labels)).tolist(),
             **_curves(confidence, right, confidence, right),
-        }  # fmt: skip
+        }
 
     def _statistics(self, label_count: int) -> dict[str, Callable[[Ints], float]]:
         """Calibration error is over all documents, by the likeliest label, abstained or not."""
@@ -49,7 +55,9 @@ class Judged:
         statistics: dict[str, Callable[[Ints], float]] = {
             "accuracy": lambda drawn: metrics.accuracy(predicted[drawn], gold[drawn]),
             "macro_f1": lambda drawn: metrics.macro_f1(predicted[drawn], gold[drawn], label_count),
-            "calibration_error": lambda drawn: metrics.expected_calibration_error(confidence[drawn], right[drawn]),
+            "calibration_error": lambda drawn: metrics.expected_calibration_error(
+                confidence[drawn], right[drawn]
+            ),
         }
         if not answered.all():
             statistics["coverage"] = lambda drawn: float(answered[drawn].mean())
@@ -62,7 +70,8 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class JudgedSeveral:
-    """``gold`` and ``predicted`` yes or no, ``probabilities`` of yes, all (documents, labels); ``answered``, (documents,).
+    """``gold`` and ``predicted`` yes or no, ``probabilities`` of yes, all (documents, labels); ``answered``,
+    (documents,).
 
     A document that is abstained from has no label predicted, and is never exactly right.
     """
@@ -73,29 +82,47 @@ class JudgedSeveral:
     answered: Bools
 
     def figures(self, labels: Sequence[str]) -> dict[str, Any]:
-        """Facts that JSON can hold. Calibration error and reliability are over all yes/no decisions, abstained or not."""
+        """Facts that JSON can hold. Calibration error and reliability are over all yes/no decisions,
+        abstained or not.
+        """
         decisions = np.maximum(self.probabilities, 1 - self.probabilities)
         right = (self.probabilities >= 0.5) == self.gold
         answered = int(self.answered.sum())
-        counts = zip(labels, self.gold.sum(axis=0), self.predicted.sum(axis=0), (self.gold & self.predicted).sum(axis=0), strict=True)
-        table = [metrics.LabelQuality(label, int(gold), int(given), int(both)) for label, gold, given, both in counts]
+        counts = zip(
+            labels,
+            self.gold.sum(axis=0),
+            self.predicted.sum(axis=0),
+            (self.gold & self.predicted).sum(axis=0),
+            strict=True,
+        )
+        table = [
+            metrics.LabelQuality(label, int(gold), int(given), int(both))
+            for label, gold, given, both in counts
+        ]
         return {
-            "judged": len(self.gold), "answered": answered, "abstained": len(self.gold) - answered,
+            "judged": len(self.gold),
+            "answered": answered,
+            "abstained": len(self.gold) - answered,
             "labels_per_document": float(self.gold.sum(axis=1).mean()),
             "headline": _intervals(self._statistics(), len(self.gold)),
             "per_label": [_row(row) for row in table],
             **_curves(decisions.ravel(), right.ravel(), decisions.min(axis=1), right.all(axis=1)),
-        }  # fmt: skip
+        }
 
     def _statistics(self) -> dict[str, Callable[[Ints], float]]:
         gold, predicted, answered = self.gold, self.predicted, self.answered
-        decisions, right = np.maximum(self.probabilities, 1 - self.probabilities), (self.probabilities >= 0.5) == gold
+        decisions, right = (
+            np.maximum(self.probabilities, 1 - self.probabilities),
+            (self.probabilities >= 0.5) == gold,
+        )
         exact = (predicted == gold).all(axis=1) & answered
         statistics: dict[str, Callable[[Ints], float]] = {
             "exact_match": lambda drawn: float(exact[drawn].mean()) if len(drawn) else 0.0,
             "micro_f1": lambda drawn: micro_f1(predicted[drawn], gold[drawn]),
             "macro_f1": lambda drawn: macro_f1(predicted[drawn], gold[drawn]),
-            "calibration_error": lambda drawn: metrics.expected_calibration_error(decisions[drawn].ravel(), right[drawn].ravel()),
+            "calibration_error": lambda drawn: metrics.expected_calibration_error(
+                decisions[drawn].ravel(), right[drawn].ravel()
+            ),
         }
         if not answered.all():
             statistics["coverage"] = lambda drawn: float(answered[drawn].mean())
@@ -134,5 +161,9 @@ def _curves(decisions: Floats, right: Bools, documents: Floats, all_right: Bools
     every = max(1, -(-len(curve) // CURVE_POINTS))
     return {
         "reliability": [asdict(one) for one in metrics.reliability(decisions, right)],
-        "coverage_curve": [asdict(point) for place, point in enumerate(curve) if place % every == 0 or place == len(curve) - 1],
+        "coverage_curve": [
+            asdict(point)
+            for place, point in enumerate(curve)
+            if place % every == 0 or place == len(curve) - 1
+        ],
     }

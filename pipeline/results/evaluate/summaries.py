@@ -1,4 +1,6 @@
-"""A run's summaries against references: ROUGE, length, what was copied, how much of the document is covered; means with intervals."""
+"""A run's summaries against references: ROUGE, length, what was copied, how much of the document is covered;
+means with intervals.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +25,36 @@ from pipeline.stores.ledger.queries import TaskRow
 _FIGURES = ("rouge1", "rouge2", "rouge_l", "words", "copied", "density", "coverage")
 
 
-def evaluate_summaries(ledger: Ledger, task: TaskRow, references: Path, reference_field: str) -> dict[str, Any]:
-    """Facts about one summarize task. Raises UsageError when no summary has a reference and a document that can be read again."""
+def evaluate_summaries(
+    ledger: Ledger, task: TaskRow, references: Path, reference_field: str
+) -> dict[str, Any]:
+    """Facts about one summarize task. Raises UsageError when no summary has a reference and a document that
+    can be read again.
+    """
     known = read_references(references, reference_field)
     summaries, left_out = _summaries(ledger, task, known)
     config = last_config(ledger)
-    measured = [measure(summaries[document.key], document.text, known[document.id]) for document in documents_again(config, summaries)]
+    measured = [
+        measure(summaries[document.key], document.text, known[document.id])
+        for document in documents_again(config, summaries)
+    ]
     if gone := len(summaries) - len(measured):
         left_out["no longer in the source"] = gone
     if not measured:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in left_out.items())
-        raise UsageError(f"no reference can be compared with task {task.job.name!r}: {reasons} of {len(known):,} references")
+        raise UsageError(
+            f"no reference can be compared with task {task.job.name!r}: {reasons} of {len(known):,} "
+            f"references"
+        )
     headline = {name: _mean(measured, name) for name in _FIGURES}
-    return {"kind": "summarize", "references": len(known), "judged": len(measured), "left_out": left_out, "notes": [],
-            "headline": headline}  # fmt: skip
+    return {
+        "kind": "summarize",
+        "references": len(known),
+        "judged": len(measured),
+        "left_out": left_out,
+        "notes": [],
+        "headline": headline,
+    }
 
 
 def read_references(path: Path, field: str) -> dict[str, str]:
@@ -46,17 +64,28 @@ def read_references(path: Path, field: str) -> dict[str, str]:
     rows = read_source(SourceConfig(path=str(path), text_field=field))
     found = {row.id: row.text for row in rows if isinstance(row, Document) and row.text.strip()}
     if not found:
-        raise UsageError(f"{path} holds no references: rows with the fields 'id' and {field!r} are needed; see --reference-field")
+        raise UsageError(
+            f"{path} holds no references: rows with the fields 'id' and {field!r} are needed; see "
+            f"--reference-field"
+        )
     return found
 
 
-def _summaries(ledger: Ledger, task: TaskRow, references: Mapping[str, str]) -> tuple[dict[str, str], dict[str, int]]:
-    """Finished summaries by document key, of documents with a reference; and how many references are left out, by reason."""
+def _summaries(
+    ledger: Ledger, task: TaskRow, references: Mapping[str, str]
+) -> tuple[dict[str, str], dict[str, int]]:
+    """Finished summaries by document key, of documents with a reference; and how many references are left
+    out, by reason.
+    """
     found: dict[str, dict[str, tuple[str, str, Any]]] = {}
     for row in ledger.rows():
         if row.input.id in references:
             result = row.results[task.job.name]
-            found.setdefault(row.input.id, {})[row.input.work_key(task.job)] = (row.input.document_key, result.state, result.value)
+            found.setdefault(row.input.id, {})[row.input.work_key(task.job)] = (
+                row.input.document_key,
+                result.state,
+                result.value,
+            )
     kept: dict[str, str] = {}
     reasons: Counter[str] = Counter()
     for name in references:

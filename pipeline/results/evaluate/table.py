@@ -11,7 +11,9 @@ def render(facts: Mapping[str, Any]) -> list[str]:
     lines: list[str] = []
     for name, found in facts["tasks"].items():
         lines += ["", f"== task {name} ==", *_heading(found)]
-        lines += [f"{title.replace('_', ' '):<18}{_interval(value)}" for title, value in found["headline"].items()]
+        lines += [
+            f"{title.replace('_', ' '):<18}{_interval(value)}" for title, value in found["headline"].items()
+        ]
         lines += _table(found.get("per_label", ()))
     return [*lines[1:], *(f"plot: {path}" for path in facts["plots"])]
 
@@ -21,11 +23,16 @@ def _heading(found: Mapping[str, Any]) -> list[str]:
     if "abstained" in found:
         compared += f", {found['abstained']:,} of them abstained from; "
         compared += (
-            f"they have {found['labels_per_document']:.2f} labels on average" if found["multi"]
+            f"they have {found['labels_per_document']:.2f} labels on average"
+            if found["multi"]
             else f"the most frequent label has {found['majority_share']:.1%} of them"
-        )  # fmt: skip
+        )
     left = [f"left out: {counts(found['left_out'])}"] if found["left_out"] else []
-    view = [f"view {found['view']}: {found['view_sentence']}" if found["view"] else "the model's own labels, uncalibrated"]
+    view = [
+        f"view {found['view']}: {found['view_sentence']}"
+        if found["view"]
+        else "the model's own labels, uncalibrated"
+    ]
     return [*(view if found["kind"] == "label" else []), compared, *left, *found["notes"]]
 
 
@@ -36,7 +43,10 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = ["", f"{'label':<{width}}  {'gold':>6}  {'given':>6}  {'right':>6}  precision  recall     f1"]
     for row in rows:
         shares = f"{_share(row['precision']):>9}  {_share(row['recall']):>6}  {_share(row['f1']):>5}"
-        lines.append(f"{row['label']:<{width}}  {row['gold']:>6,}  {row['predicted']:>6,}  {row['right']:>6,}  {shares}")
+        lines.append(
+            f"{row['label']:<{width}}  {row['gold']:>6,}  {row['predicted']:>6,}  {row['right']:>6,}  "
+            f"{shares}"
+        )
     return lines
 
 

@@ -1,6 +1,8 @@
-"""The morning's report, from the ledger alone: what was read, what was answered, what was not and why, and how it went.
+"""The morning's report, from the ledger alone: what was read, what was answered, what was not and why, and
+how it went.
 
-``report.json`` holds the facts, ``report.md`` shows them, ``rejects.jsonl`` lists every row that was not a document.
+``report.json`` holds the facts, ``report.md`` shows them, ``rejects.jsonl`` lists every row that was not a
+document.
 """
 
 from __future__ import annotations
@@ -31,27 +33,43 @@ _RUN_FACTS = ("plan", "loaded", "waiting", "peaks", "store", "versions", "model"
 
 
 def build_report(ledger: Ledger, directory: Path | None = None) -> dict[str, Any]:
-    """Facts that JSON can hold, with the last evaluation kept in ``directory``. Raises LedgerError when the counts do not add up."""
+    """Facts that JSON can hold, with the last evaluation kept in ``directory``. Raises LedgerError when the
+    counts do not add up.
+    """
     status = ledger.status()
     runs = ledger.runs()
     inputs = {
-        "documents": status.documents, "rejected": status.rejected, "duplicates": status.duplicates, "clashing_ids": status.clashing_ids,
+        "documents": status.documents,
+        "rejected": status.rejected,
+        "duplicates": status.duplicates,
+        "clashing_ids": status.clashing_ids,
         "clashes": [{"id": name, "texts": texts} for name, texts in ledger.clashing_ids()],
-        "read_completely": status.read_completely, "complete": status.complete,
-    }  # fmt: skip
+        "read_completely": status.read_completely,
+        "complete": status.complete,
+    }
     judged = next((run for run in reversed(runs) if run["facts"].get("calibration") is not None), None)
-    tasks = {task.job.name: _task(ledger, task, status.tasks[task.job.name], _reason(ledger, task, judged)) for task in ledger.tasks()}
+    tasks = {
+        task.job.name: _task(ledger, task, status.tasks[task.job.name], _reason(ledger, task, judged))
+        for task in ledger.tasks()
+    }
     facts = {
-        "format": 1, "inputs": inputs, "rejects": _rejects(ledger.rejects()), "tasks": tasks,
-        "runs": [_run(run) for run in runs], **_loaded(runs), "outcome": _outcome(runs),
+        "format": 1,
+        "inputs": inputs,
+        "rejects": _rejects(ledger.rejects()),
+        "tasks": tasks,
+        "runs": [_run(run) for run in runs],
+        **_loaded(runs),
+        "outcome": _outcome(runs),
         "evaluation": last_evaluation(directory),
-    }  # fmt: skip
+    }
     plain: dict[str, Any] = _finite(facts)
     return plain
 
 
 def write_report(ledger: Ledger, directory: Path) -> None:
-    """Write the three files into the run directory, each whole or not at all. Raises StoppedEarly when the disk is full."""
+    """Write the three files into the run directory, each whole or not at all. Raises StoppedEarly when the
+    disk is full.
+    """
     facts = build_report(ledger, directory)
     with replace_file(directory / "report.json", private=True) as stream:
         stream.write(json.dumps(facts, indent=2, allow_nan=False).encode("ascii"))
@@ -63,25 +81,40 @@ def write_report(ledger: Ledger, directory: Path) -> None:
 
 
 def _reason(ledger: Ledger, task: TaskRow, run: Mapping[str, Any] | None) -> str | None:
-    """What ``run`` says about why the task's labels could not be calibrated; nothing once a person has calibrated them since."""
+    """What ``run`` says about why the task's labels could not be calibrated; nothing once a person has
+    calibrated them since.
+    """
     kept = ledger.views(task.job.name)
-    if run is None or (kept and kept[-1].facts.get("by") == "command" and kept[-1].created_at > (run["ended_at"] or 0)):
+    if run is None or (
+        kept and kept[-1].facts.get("by") == "command" and kept[-1].created_at > (run["ended_at"] or 0)
+    ):
         return None
     reason: str | None = run["facts"]["calibration"].get(task.job.name)
     return reason
 
 
 def _task(ledger: Ledger, task: TaskRow, states: Mapping[str, int], reason: str | None) -> dict[str, Any]:
-    """Facts of one task, its labels as the view in force shows them; ``reason`` says why they could not be calibrated."""
+    """Facts of one task, its labels as the view in force shows them; ``reason`` says why they could not be
+    calibrated.
+    """
     view = latest_view(ledger, task)
     rows = ledger.results(task.job.name, scores=view is not None)
-    facts = TaskFacts(task, states, ledger.some_id).add_all(rows if view is None else _seen(view, rows)).facts()
+    facts = (
+        TaskFacts(task, states, ledger.some_id).add_all(rows if view is None else _seen(view, rows)).facts()
+    )
     if task.job.kind == "label":
         facts["calibration_note"] = reason
-        facts["view"] = None if view is None else {
-            "number": view.number, "method": view.calibration.method, "sentence": view.sentence, "final": view.final,
-            "threshold": view.threshold,
-        }  # fmt: skip
+        facts["view"] = (
+            None
+            if view is None
+            else {
+                "number": view.number,
+                "method": view.calibration.method,
+                "sentence": view.sentence,
+                "final": view.final,
+                "threshold": view.threshold,
+            }
+        )
     return facts
 
 
@@ -91,7 +124,12 @@ def _seen(view: View, rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str
     while block := list(itertools.islice(iterator, _SEEN_AT_ONCE)):
         results = [TaskResult(**{name: row[name] for name in _OF_A_RESULT}) for row in block]
         for row, result in zip(block, apply_to(view, results), strict=True):
-            yield {**row, "value": result.value, "finish_reason": result.finish_reason, "probabilities": result.probabilities}
+            yield {
+                **row,
+                "value": result.value,
+                "finish_reason": result.finish_reason,
+                "probabilities": result.probabilities,
+            }
 
 
 def _rejects(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -106,9 +144,13 @@ def _rejects(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 def _run(run: Mapping[str, Any]) -> dict[str, Any]:
     ended = run["ended_at"]
     return {
-        "run": run["id"], "started": _local(run["started_at"]), "ended": None if ended is None else _local(ended),
-        "seconds": None if ended is None else ended - run["started_at"], "exit_code": run["exit_code"], "reason": run["reason"],
-    }  # fmt: skip
+        "run": run["id"],
+        "started": _local(run["started_at"]),
+        "ended": None if ended is None else _local(ended),
+        "seconds": None if ended is None else ended - run["started_at"],
+        "exit_code": run["exit_code"],
+        "reason": run["reason"],
+    }
 
 
 def _loaded(runs: list[dict[str, Any]]) -> dict[str, Any]:
@@ -120,10 +162,14 @@ def _loaded(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _outcome(runs: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Prediction and outcome of the last run that loaded the model; None where none has, or where it could not be predicted."""
+    """Prediction and outcome of the last run that loaded the model; None where none has, or where it could
+    not be predicted.
+    """
     chosen = next((run for run in reversed(runs) if "loaded" in run["facts"]), None)
     return (
-        None if chosen is None or not chosen["facts"].get("forecast") else compared(chosen["facts"], complete=chosen["exit_code"] in (0, 3))
+        None
+        if chosen is None or not chosen["facts"].get("forecast")
+        else compared(chosen["facts"], complete=chosen["exit_code"] in (0, 3))
     )
 
 

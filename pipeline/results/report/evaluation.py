@@ -1,4 +1,6 @@
-"""The last evaluation of a run, kept beside its report: ``evaluation.json`` in the run directory, and what the report shows of it."""
+"""The last evaluation of a run, kept beside its report: ``evaluation.json`` in the run directory, and what
+the report shows of it.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,35 @@ NAME = "evaluation.json"
 PLOTS = "plots"
 """The folder in a run directory that plots go to."""
 
-_KEPT = ("kind", "view", "view_sentence", "judged", "abstained", "left_out", "basis", "notes", "headline", "per_label")
+_KEPT = (
+    "kind",
+    "view",
+    "view_sentence",
+    "judged",
+    "abstained",
+    "left_out",
+    "basis",
+    "notes",
+    "headline",
+    "per_label",
+)
 
 
 def keep_evaluation(directory: Path, facts: Mapping[str, Any]) -> None:
-    """Keep the facts of ``overnight evaluate`` for the report, in place of earlier ones. Raises StoppedEarly, OSError."""
-    tasks = {name: {key: found[key] for key in _KEPT if key in found} for name, found in facts["tasks"].items()}
+    """Keep the facts of ``overnight evaluate`` for the report, in place of earlier ones. Raises StoppedEarly,
+    OSError.
+    """
+    tasks = {
+        name: {key: found[key] for key in _KEPT if key in found} for name, found in facts["tasks"].items()
+    }
     when = time.strftime("%Y-%m-%d %H:%M:%S")
     plots = [_relative(path, directory) for path in facts["plots"]]
     with replace_file(directory / NAME, private=True) as stream:
-        stream.write(json.dumps({"format": FORMAT, "when": when, "tasks": tasks, "plots": plots}, indent=2).encode("ascii"))
+        stream.write(
+            json.dumps({"format": FORMAT, "when": when, "tasks": tasks, "plots": plots}, indent=2).encode(
+                "ascii"
+            )
+        )
 
 
 def last_evaluation(directory: Path | None) -> dict[str, Any] | None:
@@ -45,7 +66,14 @@ def render_evaluation(kept: Mapping[str, Any] | None) -> list[str]:
         return []
     lines = ["## Evaluation", "", f"As of {escape(kept['when'])}, by `overnight evaluate`.", ""]
     for name, found in kept["tasks"].items():
-        lines += [f"### {escape(name)}", "", *_facts(found), "", "| figure | value | 95 % interval |", "| --- | --- | --- |"]
+        lines += [
+            f"### {escape(name)}",
+            "",
+            *_facts(found),
+            "",
+            "| figure | value | 95 % interval |",
+            "| --- | --- | --- |",
+        ]
         lines += [_figure(title, value) for title, value in found["headline"].items()]
         lines += ["", *_labels(found.get("per_label") or ())]
     for path in kept["plots"]:
@@ -59,23 +87,41 @@ def _facts(found: Mapping[str, Any]) -> list[str]:
     if found.get("abstained"):
         lines[0] += f", {found['abstained']:,} of them abstained from"
     if found["kind"] == "label":
-        lines.append(f"- view {found['view']}: {escape(found['view_sentence'], 2000)}" if found["view"] else "- the model's own labels")
+        lines.append(
+            f"- view {found['view']}: {escape(found['view_sentence'], 2000)}"
+            if found["view"]
+            else "- the model's own labels"
+        )
     if found["left_out"]:
-        lines.append("- left out: " + escape(", ".join(f"{count:,} {reason}" for reason, count in found["left_out"].items()), 1000))
+        lines.append(
+            "- left out: "
+            + escape(", ".join(f"{count:,} {reason}" for reason, count in found["left_out"].items()), 1000)
+        )
     return lines + [f"- {escape(note, 1000)}" for note in found["notes"]]
 
 
 def _figure(title: str, value: Mapping[str, Any]) -> str:
-    return f"| {escape(title.replace('_', ' '))} | {value['value']:.3f} | {value['low']:.3f} to {value['high']:.3f} |"
+    return (
+        f"| {escape(title.replace('_', ' '))} | {value['value']:.3f} | {value['low']:.3f} to "
+        f"{value['high']:.3f} |"
+    )
 
 
 def _labels(rows: Any) -> list[str]:
     if not rows:
         return []
-    lines = ["| label | gold | given | right | precision | recall | F1 |", "| --- | --- | --- | --- | --- | --- | --- |"]
+    lines = [
+        "| label | gold | given | right | precision | recall | F1 |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
     for row in rows:
-        shares = " | ".join("" if row[name] is None else f"{row[name]:.3f}" for name in ("precision", "recall", "f1"))
-        lines.append(f"| {escape(row['label'])} | {row['gold']:,} | {row['predicted']:,} | {row['right']:,} | {shares} |")
+        shares = " | ".join(
+            "" if row[name] is None else f"{row[name]:.3f}" for name in ("precision", "recall", "f1")
+        )
+        lines.append(
+            f"| {escape(row['label'])} | {row['gold']:,} | {row['predicted']:,} | {row['right']:,} | "
+            f"{shares} |"
+        )
     return [*lines, ""]
 
 
@@ -85,5 +131,10 @@ def _relative(path: str, directory: Path) -> str:
 
 
 def _links(path: str) -> bool:
-    """Only what lies in the run directory under a plain name: a report that is sent elsewhere must not point outside."""
-    return not Path(path).is_absolute() and path.replace("/", "").replace("-", "").replace("_", "").replace(".", "").isalnum()
+    """Only what lies in the run directory under a plain name: a report that is sent elsewhere must not point
+    outside.
+    """
+    return (
+        not Path(path).is_absolute()
+        and path.replace("/", "").replace("-", "").replace("_", "").replace(".", "").isalnum()
+    )

@@ -1,4 +1,6 @@
-"""The report as Markdown. Whatever comes from documents, files or the model passes through ``escape`` first."""
+"""The report as Markdown. Whatever comes from documents, files or the model passes through ``escape``
+first.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,10 @@ from typing import Any
 from pipeline.results.report.evaluation import render_evaluation
 from pipeline.system.escape import escape
 
-_LOOK = {"length": "cut off at max_output_tokens: worth a look", "repetition": "stopped because they repeated themselves: worth a look"}
+_LOOK = {
+    "length": "cut off at max_output_tokens: worth a look",
+    "repetition": "stopped because they repeated themselves: worth a look",
+}
 _BAR = 24
 
 
@@ -17,7 +22,11 @@ def render_markdown(report: Mapping[str, Any]) -> str:
     lines = ["# Report", "", *_headline(report), *_inputs(report)]
     for name, task in report["tasks"].items():
         lines += _task(name, task)
-    lines += [*render_evaluation(report.get("evaluation")), *_rejects(report["rejects"]), *_outcome(report.get("outcome"))]
+    lines += [
+        *render_evaluation(report.get("evaluation")),
+        *_rejects(report["rejects"]),
+        *_outcome(report.get("outcome")),
+    ]
     lines += [*_machine(report), *_runs(report["runs"])]
     return "\n".join(lines).rstrip("\n") + "\n"
 
@@ -29,7 +38,9 @@ def _headline(report: Mapping[str, Any]) -> list[str]:
     if last is not None and last["ended"] is None:
         lines = ["**A run is going on, or was cut off without a word.**"]
     elif last is not None and last["exit_code"] not in (0, 3):
-        lines.append(f"The last run ended early: {escape(last['reason'], 1000)} (exit code {last['exit_code']}).")
+        lines.append(
+            f"The last run ended early: {escape(last['reason'], 1000)} (exit code {last['exit_code']})."
+        )
     if not inputs["documents"]:
         lines.append("**NO DOCUMENTS WERE READ. Look at source.path, and at the rejected rows below.**")
     return [*lines, ""]
@@ -37,11 +48,21 @@ def _headline(report: Mapping[str, Any]) -> list[str]:
 
 def _inputs(report: Mapping[str, Any]) -> list[str]:
     inputs = report["inputs"]
-    lines = ["## Inputs", "", f"- {inputs['documents']:,} documents", f"- {inputs['rejected']:,} rows rejected"]
+    lines = [
+        "## Inputs",
+        "",
+        f"- {inputs['documents']:,} documents",
+        f"- {inputs['rejected']:,} rows rejected",
+    ]
     if inputs["duplicates"]:
-        lines.append(f"- {inputs['duplicates']:,} rows repeat an id and its text exactly; they share the answer")
+        lines.append(
+            f"- {inputs['duplicates']:,} rows repeat an id and its text exactly; they share the answer"
+        )
     if inputs["clashing_ids"]:
-        lines.append(f"- **{inputs['clashing_ids']:,} ids stand for several different texts**; each text has its own row in the export")
+        lines.append(
+            f"- **{inputs['clashing_ids']:,} ids stand for several different texts**; each text has its "
+            f"own row in the export"
+        )
         lines += [f"  - {escape(clash['id'])}: {clash['texts']:,} texts" for clash in inputs["clashes"]]
     if not inputs["read_completely"]:
         lines.append("- the source was not read to its end in the last run (limited or cut short)")
@@ -49,13 +70,24 @@ def _inputs(report: Mapping[str, Any]) -> list[str]:
 
 
 def _task(name: str, task: Mapping[str, Any]) -> list[str]:
-    states = ", ".join(f"{count:,} {state}" for state, count in task["states"].items() if count) or "nothing to do"
+    states = (
+        ", ".join(f"{count:,} {state}" for state, count in task["states"].items() if count) or "nothing to do"
+    )
     lines = [f"## Task {escape(name)} ({task['kind']})", "", f"- {states}", f"- {_speed(task)}"]
     if task["tokens_dropped"]:
-        lines.append(f"- **{task['tokens_dropped']:,} tokens of {task['documents_cut']:,} documents were left out**, as truncate asks for")
+        lines.append(
+            f"- **{task['tokens_dropped']:,} tokens of {task['documents_cut']:,} documents were left "
+            f"out**, as truncate asks for"
+        )
     lines += _view(task)
-    lines += [f"- finish reason {escape(reason)}: {count:,}{_look(reason)}" for reason, count in task["finish_reasons"].items()]
-    lines += [f"- KV cache placement {escape(place)}: {count:,} documents" for place, count in task["placements"].items()]
+    lines += [
+        f"- finish reason {escape(reason)}: {count:,}{_look(reason)}"
+        for reason, count in task["finish_reasons"].items()
+    ]
+    lines += [
+        f"- KV cache placement {escape(place)}: {count:,} documents"
+        for place, count in task["placements"].items()
+    ]
     lines += [f"- {escape(note)}: {count:,} documents" for note, count in task["notes"].items()]
     return [
         *lines,
@@ -68,10 +100,16 @@ def _task(name: str, task: Mapping[str, Any]) -> list[str]:
 
 
 def _speed(task: Mapping[str, Any]) -> str:
-    text = f"{task['tokens_in']:,} tokens read, {task['tokens_out']:,} written, {_duration(task['working_seconds'])} of work"
+    text = (
+        f"{task['tokens_in']:,} tokens read, {task['tokens_out']:,} written, "
+        f"{_duration(task['working_seconds'])} of work"
+    )
     if task["tokens_per_second"] is None:
         return text
-    return f"{text}: {task['tokens_per_second']:,.1f} tokens/s, {task['documents_per_hour']:,.0f} documents an hour"
+    return (
+        f"{text}: {task['tokens_per_second']:,.1f} tokens/s, {task['documents_per_hour']:,.0f} "
+        f"documents an hour"
+    )
 
 
 # So many documents under one label are more likely a bias of the model than a fact about the documents.
@@ -88,9 +126,15 @@ def _view(task: Mapping[str, Any]) -> list[str]:
     view = task.get("view")
     if view:
         final = "" if view["final"] else " **Not final**: more documents may change it."
-        lines.append(f"- labels are shown through view {view['number']}: {escape(view['sentence'], 3000)}.{final}")
+        lines.append(
+            f"- labels are shown through view {view['number']}: {escape(view['sentence'], 3000)}.{final}"
+        )
         if view["threshold"] is not None:
-            below = f", below the probability {view['threshold']:.3f}" if view["threshold"] <= 1 else ": no threshold qualifies"
+            below = (
+                f", below the probability {view['threshold']:.3f}"
+                if view["threshold"] <= 1
+                else ": no threshold qualifies"
+            )
             lines.append(f"- **{task['labels']['abstained']:,} documents are abstained from**{below}")
     if task.get("calibration_note"):
         lines.append(f"- {escape(task['calibration_note'], 1000)}")
@@ -103,11 +147,17 @@ def _labels(labels: Mapping[str, Any] | None, view: Mapping[str, Any] | None) ->
     counts = {escape(name): count for name, count in labels["distribution"].items()}
     counts |= {"*(abstained)*": labels["abstained"]} if labels["abstained"] else {}
     counts |= {"*(none of them)*": labels["none_of_them"]} if labels["none_of_them"] else {}
-    lines = _table(("label", "documents", ""), [(name, f"{count:,}", _bar(count, counts.values())) for name, count in counts.items()])
+    lines = _table(
+        ("label", "documents", ""),
+        [(name, f"{count:,}", _bar(count, counts.values())) for name, count in counts.items()],
+    )
     lines += _one_sided(labels["distribution"])
     if labels["mean_confidence"] is not None:
         tenths = labels["confidence_by_tenths"]
-        rows = [(f"{index / 10:.1f} to {(index + 1) / 10:.1f}", f"{count:,}", _bar(count, tenths)) for index, count in enumerate(tenths)]
+        rows = [
+            (f"{index / 10:.1f} to {(index + 1) / 10:.1f}", f"{count:,}", _bar(count, tenths))
+            for index, count in enumerate(tenths)
+        ]
         whose = f"as view {view['number']} gives it" if view else "as the model's own scores say it"
         lines += [f"Mean confidence {labels['mean_confidence']:.3f}, {whose}:", ""]
         lines += _table(("probability", "documents", ""), rows)
@@ -115,13 +165,18 @@ def _labels(labels: Mapping[str, Any] | None, view: Mapping[str, Any] | None) ->
 
 
 def _one_sided(distribution: Mapping[str, int]) -> list[str]:
-    """A small model's raw scores may favour one label whatever the text; a person should know before relying on them."""
+    """A small model's raw scores may favour one label whatever the text; a person should know before relying
+    on them.
+    """
     total, most = sum(distribution.values()), max(distribution.values(), default=0)
     if total < _MANY or most < _ONE_SIDED * total:
         return []
     name = next(name for name, count in distribution.items() if count == most)
     share = f"{most / total:.0%} of the documents were labelled {escape(name)}"
-    return [f"**Worth a look:** {share}. Unless that is so, this model's scores are biased: try a larger model.", ""]
+    return [
+        f"**Worth a look:** {share}. Unless that is so, this model's scores are biased: try a larger model.",
+        "",
+    ]
 
 
 def _failures(failures: Mapping[str, Any]) -> list[str]:
@@ -129,7 +184,13 @@ def _failures(failures: Mapping[str, Any]) -> list[str]:
         return []
     lines = ["### Without an answer", "", *_table(("reason", "documents"), _reasons(failures["by_reason"]))]
     rows = [
-        (escape(row["id"]), row["state"], escape(row["kind"]), escape(row["message"], 400), f"{row['attempts']}")
+        (
+            escape(row["id"]),
+            row["state"],
+            escape(row["kind"]),
+            escape(row["message"], 400),
+            f"{row['attempts']}",
+        )
         for row in failures["first"]
     ]
     return [*lines, *_table(("id", "state", "kind", "reason", "attempts"), rows)]
@@ -139,17 +200,35 @@ def _long(long: Mapping[str, Any]) -> list[str]:
     if not long["count"]:
         return []
     whole = f"{long['read_whole']:,} of {long['count']:,} documents in parts were read whole"
-    lines = ["### Long documents", "", f"{whole}." if long["read_whole"] == long["count"] else f"**Only {whole}.**", ""]
-    rows = [(escape(row["id"]), f"{row['parts']:,}", f"{row['covered']:,} of {row['characters']:,}") for row in long["most_parts"]]
+    lines = [
+        "### Long documents",
+        "",
+        f"{whole}." if long["read_whole"] == long["count"] else f"**Only {whole}.**",
+        "",
+    ]
+    rows = [
+        (escape(row["id"]), f"{row['parts']:,}", f"{row['covered']:,} of {row['characters']:,}")
+        for row in long["most_parts"]
+    ]
     return lines + _table(("id", "parts", "characters read"), rows)
 
 
 def _slowest(slowest: Sequence[Mapping[str, Any]]) -> list[str]:
     rows = [
-        (escape(row["id"]), f"{row['seconds']:,.2f}", f"{row['tokens_in']:,}", f"{row['tokens_out']:,}", f"{row['parts']:,}")
+        (
+            escape(row["id"]),
+            f"{row['seconds']:,.2f}",
+            f"{row['tokens_in']:,}",
+            f"{row['tokens_out']:,}",
+            f"{row['parts']:,}",
+        )
         for row in slowest
-    ]  # fmt: skip
-    return ["### Slowest documents", "", *_table(("id", "seconds", "tokens in", "tokens out", "parts"), rows)] if rows else []
+    ]
+    return (
+        ["### Slowest documents", "", *_table(("id", "seconds", "tokens in", "tokens out", "parts"), rows)]
+        if rows
+        else []
+    )
 
 
 def _rejects(rejects: Mapping[str, Any]) -> list[str]:
@@ -162,7 +241,10 @@ def _rejects(rejects: Mapping[str, Any]) -> list[str]:
         "The first ones; all are in rejects.jsonl:",
         "",
     ]
-    rows = [(f"{escape(row['file'])}:{row['line']}", _offset(row["offset"]), escape(row["reason"], 400)) for row in rejects["first"]]
+    rows = [
+        (f"{escape(row['file'])}:{row['line']}", _offset(row["offset"]), escape(row["reason"], 400))
+        for row in rejects["first"]
+    ]
     return lines + _table(("place", "byte offset", "reason"), rows)
 
 
@@ -179,7 +261,12 @@ def _machine(report: Mapping[str, Any]) -> list[str]:
     for title in ("model", "plan", "loaded", "versions"):
         facts = report[title]
         if facts:
-            lines += [f"{title.capitalize()}:", "", *(f"- {escape(name)}: {_fact(value)}" for name, value in facts.items()), ""]
+            lines += [
+                f"{title.capitalize()}:",
+                "",
+                *(f"- {escape(name)}: {_fact(value)}" for name, value in facts.items()),
+                "",
+            ]
     waiting = report["waiting"]
     if waiting:
         share = f"{waiting['waited_seconds'] / waiting['seconds']:.1%}"
@@ -195,10 +282,22 @@ def _outcome(outcome: Mapping[str, Any] | None) -> list[str]:
     """Prediction beside outcome."""
     if not outcome or not outcome["lines"]:
         return []
-    rows = [(escape(line["name"]), *(_quantity(line[key], line["unit"]) for key in ("predicted", "measured")), _ratio(line["ratio"]))
-            for line in outcome["lines"]]  # fmt: skip
+    rows = [
+        (
+            escape(line["name"]),
+            *(_quantity(line[key], line["unit"]) for key in ("predicted", "measured")),
+            _ratio(line["ratio"]),
+        )
+        for line in outcome["lines"]
+    ]
     head = f"Speeds {escape(outcome['speeds'])}; lengths by a sample of {outcome['sampled']:,} documents."
-    return ["## Plan and outcome", "", head, "", *_table(("what", "predicted", "measured", "measured / predicted"), rows)]
+    return [
+        "## Plan and outcome",
+        "",
+        head,
+        "",
+        *_table(("what", "predicted", "measured", "measured / predicted"), rows),
+    ]
 
 
 def _quantity(value: float | None, unit: str) -> str:
@@ -229,7 +328,10 @@ def _store(store: Mapping[str, Any] | None) -> list[str]:
     lines = [f"Caches of documents and instructions: {counts or 'none'}{saved}.", ""]
     warnings = {name: count for name, count in store.get("warnings", {}).items() if count}
     if warnings:
-        lines += [f"**The KV store met with trouble, which cost time and no answers:** {_fact(warnings)}.", ""]
+        lines += [
+            f"**The KV store met with trouble, which cost time and no answers:** {_fact(warnings)}.",
+            "",
+        ]
     if store.get("declined"):
         lines += [f"Caches that were not stored: {_fact(store['declined'])}.", ""]
     return lines + [f"{escape(note, 400)}" for note in store.get("notes", ())]
@@ -239,7 +341,13 @@ def _fact(value: Any) -> str:
     if isinstance(value, Mapping):
         shown = ", ".join(f"{name} {inner}" for name, inner in list(value.items())[:50])
     else:
-        shown = "; ".join(map(str, value)) if isinstance(value, list) else f"{value:,}" if type(value) is int else str(value)
+        shown = (
+            "; ".join(map(str, value))
+            if isinstance(value, list)
+            else f"{value:,}"
+            if type(value) is int
+            else str(value)
+        )
     return escape(shown, 1000)
 
 
@@ -255,7 +363,11 @@ def _runs(runs: Sequence[Mapping[str, Any]]) -> list[str]:
         )
         for run in runs[-20:]
     ]
-    return ["## Runs", "", *_table(("run", "started", "ended", "time", "exit code", "ended because"), rows)] if rows else []
+    return (
+        ["## Runs", "", *_table(("run", "started", "ended", "time", "exit code", "ended because"), rows)]
+        if rows
+        else []
+    )
 
 
 def _code(code: int | None) -> str:

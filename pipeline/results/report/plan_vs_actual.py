@@ -7,19 +7,38 @@ from typing import Any
 
 
 def compared(facts: Mapping[str, Any], *, complete: bool) -> dict[str, Any]:
-    """Lines of (name, predicted, measured, ratio). Times of all the work are only compared where the run came to its end."""
-    told, peaks, loaded, waiting = facts["forecast"]["quantities"], facts.get("peaks") or {}, facts["loaded"], facts.get("waiting") or {}
+    """Lines of (name, predicted, measured, ratio). Times of all the work are only compared where the run came
+    to its end.
+    """
+    told, peaks, loaded, waiting = (
+        facts["forecast"]["quantities"],
+        facts.get("peaks") or {},
+        facts["loaded"],
+        facts.get("waiting") or {},
+    )
     lines = [
-        _line("weights", "bytes", _sum(told, "weights_on_device", "weights_in_ram", "weights_on_disk"), loaded.get("weights_bytes")),
+        _line(
+            "weights",
+            "bytes",
+            _sum(told, "weights_on_device", "weights_in_ram", "weights_on_disk"),
+            loaded.get("weights_bytes"),
+        ),
         _line("RAM peak of the worker", "bytes", told.get("ram_peak"), peaks.get("ram_bytes")),
-        _line("memory peak on graphics cards", "bytes", told.get("vram_peak") or None, peaks.get("vram_bytes") or None),
+        _line(
+            "memory peak on graphics cards",
+            "bytes",
+            told.get("vram_peak") or None,
+            peaks.get("vram_bytes") or None,
+        ),
         _line("loading", "seconds", told.get("load"), loaded.get("load_seconds")),
     ]
     if complete:
         seconds, documents = waiting.get("seconds"), facts["forecast"]["documents"]
         lines.append(_line("work", "seconds", told.get("work"), seconds))
         rate = told["work"] and documents / told["work"] * 3600 if told.get("work") else None
-        lines.append(_line("works an hour", "documents an hour", rate, documents / seconds * 3600 if seconds else None))
+        lines.append(
+            _line("works an hour", "documents an hour", rate, documents / seconds * 3600 if seconds else None)
+        )
     known = [line for line in lines if line["predicted"] is not None or line["measured"] is not None]
     return {"lines": known, "speeds": facts["forecast"]["speeds"], "sampled": facts["forecast"]["sampled"]}
 
@@ -31,4 +50,8 @@ def _line(name: str, unit: str, predicted: float | None, measured: float | None)
 
 def _sum(told: Mapping[str, Any], *names: str) -> float | None:
     values = [told.get(name) for name in names]
-    return None if any(value is None for value in values) else sum(value for value in values if value is not None)
+    return (
+        None
+        if any(value is None for value in values)
+        else sum(value for value in values if value is not None)
+    )

@@ -1,4 +1,6 @@
-"""What one task did, added up result by result: counts, sums and the few most telling documents; memory does not grow with the results."""
+"""What one task did, added up result by result: counts, sums and the few most telling documents; memory does
+not grow with the results.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class Reasons:
 
 
 class _Top:
-    """Some columns of the ``size`` rows with the largest numbers among all that were added; of equal ones the first."""
+    """Some columns of the ``size`` rows with the largest numbers among all that were added; of equal ones the
+    first.
+    """
 
     def __init__(self, size: int, columns: Sequence[str]) -> None:
         self._size = size
@@ -82,13 +86,18 @@ class _Labels:
     def facts(self) -> dict[str, Any]:
         known = sum(self._tenths)
         return {
-            "distribution": dict(self._given.most_common()), "abstained": self._abstained, "none_of_them": self._none,
-            "mean_confidence": self._sum / known if known else None, "confidence_by_tenths": self._tenths,
-        }  # fmt: skip
+            "distribution": dict(self._given.most_common()),
+            "abstained": self._abstained,
+            "none_of_them": self._none,
+            "mean_confidence": self._sum / known if known else None,
+            "confidence_by_tenths": self._tenths,
+        }
 
 
 class TaskFacts:
-    """Takes the rows of ``Ledger.results`` one by one. ``id_of`` knows an id to a document key: only a few documents are shown."""
+    """Takes the rows of ``Ledger.results`` one by one. ``id_of`` knows an id to a document key: only a few
+    documents are shown.
+    """
 
     def __init__(self, task: TaskRow, states: Mapping[str, int], id_of: Callable[[str], str]) -> None:
         self._task = task
@@ -96,7 +105,9 @@ class TaskFacts:
         self._states = dict(states)
         self._sums: Counter[str] = Counter()
         self._seconds = 0.0
-        self._counts: dict[str, Counter[str]] = {name: Counter() for name in ("finish_reasons", "placements", "notes")}
+        self._counts: dict[str, Counter[str]] = {
+            name: Counter() for name in ("finish_reasons", "placements", "notes")
+        }
         self._largest_batch = 0
         self._labels = _Labels()
         self._slowest = _Top(_SLOWEST, _SLOW)
@@ -135,19 +146,38 @@ class TaskFacts:
         if len(self._failures) < _SHOWN_FAILURES:
             names = {"kind": "failure_kind", "message": "failure_message"}
             shown = {name: row[column] for name, column in names.items()}
-            self._failures.append({"document_key": row["document_key"], "state": row["state"], **shown, "attempts": row["attempts"]})
+            self._failures.append(
+                {
+                    "document_key": row["document_key"],
+                    "state": row["state"],
+                    **shown,
+                    "attempts": row["attempts"],
+                }
+            )
 
     def _named(self, rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Rows with an id in place of the key."""
-        return [{"id": self._id_of(row["document_key"]), **{name: row[name] for name in row if name != "document_key"}} for row in rows]
+        return [
+            {
+                "id": self._id_of(row["document_key"]),
+                **{name: row[name] for name in row if name != "document_key"},
+            }
+            for row in rows
+        ]
 
     def facts(self) -> dict[str, Any]:
         """Everything as plain values."""
         tokens = self._sums["tokens_in"] + self._sums["tokens_out"]
         done = self._states["done"]
         facts: dict[str, Any] = {
-            "kind": self._task.job.kind, "version": self._task.version, "fingerprint": self._task.job.fingerprint, "states": self._states,
-            **{name: self._sums[name] for name in ("tokens_in", "tokens_out", "tokens_dropped", "documents_cut")},
+            "kind": self._task.job.kind,
+            "version": self._task.version,
+            "fingerprint": self._task.job.fingerprint,
+            "states": self._states,
+            **{
+                name: self._sums[name]
+                for name in ("tokens_in", "tokens_out", "tokens_dropped", "documents_cut")
+            },
             "working_seconds": self._seconds,
             "tokens_per_second": tokens / self._seconds if self._seconds else None,
             "documents_per_hour": done * 3600 / self._seconds if self._seconds else None,
@@ -156,7 +186,9 @@ class TaskFacts:
             "slowest": self._named(self._slowest.listed()),
             "failures": {"by_reason": self._reasons.listed(), "first": self._named(self._failures)},
             "long_documents": {
-                "count": self._sums["long"], "read_whole": self._sums["long_read_whole"], "most_parts": self._named(self._longest.listed()),
+                "count": self._sums["long"],
+                "read_whole": self._sums["long_read_whole"],
+                "most_parts": self._named(self._longest.listed()),
             },
-        }  # fmt: skip
+        }
         return facts | ({"labels": self._labels.facts()} if self._task.job.kind == "label" else {})

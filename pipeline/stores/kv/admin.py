@@ -1,4 +1,6 @@
-"""What ``overnight cache`` shows and does: list, verify, prune. Works beside runs that use the store. No torch."""
+"""What ``overnight cache`` shows and does: list, verify, prune. Works beside runs that use the store. No
+torch.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ from pipeline.stores.kv.manifest import Damaged, Kind
 
 @dataclass(frozen=True)
 class Listed:
-    """One entry. ``seconds``: what computing it took. ``problem``: why it was found damaged, by ``verify``."""
+    """One entry. ``seconds``: what computing it took. ``problem``: why it was found damaged, by
+    ``verify``.
+    """
 
     entry_id: str
     kind: Kind
@@ -39,7 +43,9 @@ class Listed:
 
 @dataclass(frozen=True)
 class Inspected:
-    """``entries``: listed, verified or pruned. ``used_bytes``: what is on the disk afterwards. ``warnings``: damage found, by kind."""
+    """``entries``: listed, verified or pruned. ``used_bytes``: what is on the disk afterwards. ``warnings``:
+    damage found, by kind.
+    """
 
     entries: tuple[Listed, ...]
     used_bytes: int
@@ -47,14 +53,20 @@ class Inspected:
 
 
 def ls(path: str | Path) -> Inspected:
-    """All entries, last used first. Raises UsageError where no store is, StoppedEarly when it stays locked."""
+    """All entries, last used first. Raises UsageError where no store is, StoppedEarly when it stays
+    locked.
+    """
     with _opened(path) as place, place.exclusive() as index:
-        entries = sorted((_listed(held) for held in index.held.values()), key=lambda one: (-one.last_used, one.entry_id))
+        entries = sorted(
+            (_listed(held) for held in index.held.values()), key=lambda one: (-one.last_used, one.entry_id)
+        )
         return _inspected(place, entries)
 
 
 def verify(path: str | Path) -> Inspected:
-    """Read every byte of every entry; damaged ones are removed and shown with their problem. Raises as ``ls``."""
+    """Read every byte of every entry; damaged ones are removed and shown with their problem. Raises as
+    ``ls``.
+    """
     with _opened(path) as place:
         with place.exclusive() as index:
             names = sorted(index.held)
@@ -71,13 +83,18 @@ def prune(
     kinds: Collection[Kind] | None = None,
     now: float | None = None,
 ) -> Inspected:
-    """Remove entries and return them: those of ``kinds`` (None: all) that nobody used for ``unused_seconds``, and then, least worth
-    first, as many as it takes for the store to use at most ``to_bytes``. With neither limit, all of ``kinds``. Raises as ``ls``.
+    """Remove entries and return them: those of ``kinds`` (None: all) that nobody used for ``unused_seconds``,
+    and then, least worth first, as many as it takes for the store to use at most ``to_bytes``. With neither
+    limit, all of ``kinds``. Raises as ``ls``.
     """
     now = time.time() if now is None else now
     with _opened(path) as place, place.exclusive() as index:
         eligible = [held for held in index.held.values() if kinds is None or held.manifest.kind in kinds]
-        chosen = [held for held in eligible if unused_seconds is not None and now - held.facts.last_used >= unused_seconds]
+        chosen = [
+            held
+            for held in eligible
+            if unused_seconds is not None and now - held.facts.last_used >= unused_seconds
+        ]
         if unused_seconds is None and to_bytes is None:
             chosen = eligible
         if to_bytes is not None:
@@ -93,7 +110,9 @@ def _opened(path: str | Path) -> Iterator[Place]:
     root = Path(path)
     if not (root / LAYOUT / "entries").is_dir():
         raise UsageError(f"there is no KV store in {root}")
-    place = Place(root, quota_bytes=None, free_floor_bytes=0, files=Files(), clock=time.time, lock_seconds=10.0)
+    place = Place(
+        root, quota_bytes=None, free_floor_bytes=0, files=Files(), clock=time.time, lock_seconds=10.0
+    )
     try:
         yield place
     except Declined as error:

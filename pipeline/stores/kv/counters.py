@@ -6,12 +6,25 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Reason = Literal["already_stored", "gap", "quota", "worth_less", "free_space", "disk_full", "busy", "encoding", "error", "skipped"]
+Reason = Literal[
+    "already_stored",
+    "gap",
+    "quota",
+    "worth_less",
+    "free_space",
+    "disk_full",
+    "busy",
+    "encoding",
+    "error",
+    "skipped",
+]
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """What became of a write: the id of the entry, or the reason why it was declined. ``already_stored`` has both."""
+    """What became of a write: the id of the entry, or the reason why it was declined. ``already_stored`` has
+    both.
+    """
 
     entry_id: str | None
     reason: Reason | None = None
@@ -37,11 +50,14 @@ class Counters:
     evicted: int = 0
     evicted_bytes: int = 0
     declined: Counter[str] = field(default_factory=Counter)
-    warnings: Counter[str] = field(default_factory=Counter)  # damaged, unreadable, orphans, busy, disk_full, error
+    # damaged, unreadable, orphans, busy, disk_full, error
+    warnings: Counter[str] = field(default_factory=Counter)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for a report."""
-        return {name: dict(value) if isinstance(value, Counter) else value for name, value in vars(self).items()}
+        return {
+            name: dict(value) if isinstance(value, Counter) else value for name, value in vars(self).items()
+        }
 
 
 class Declined(Exception):

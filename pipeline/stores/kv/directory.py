@@ -1,4 +1,6 @@
-"""The folder of a store: its lock, its quota, what is being written in it, and what dead processes left. No torch."""
+"""The folder of a store: its lock, its quota, what is being written in it, and what dead processes left. No
+torch.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +24,14 @@ from pipeline.stores.kv.io_speed import Speeds
 _log = logging.getLogger(__name__)
 LAYOUT = "v1"
 SPEEDS = "speeds.json"
-HOUSEKEEPING_BYTES = 32 * 1024  # kept free of entries: a block more of the journal, the speeds, the folders of processes that come
+# kept free of entries: a block more of the journal, the speeds, the folders of processes that come
+HOUSEKEEPING_BYTES = 32 * 1024
 
 
 def measured_reading(root: Path) -> float | None:
-    """Bytes a second that reading from the store in ``root`` was measured to take; None where nothing was. Opens nothing else."""
+    """Bytes a second that reading from the store in ``root`` was measured to take; None where nothing was.
+    Opens nothing else.
+    """
     known = Speeds()
     known.recall(root / LAYOUT / SPEEDS)
     return known.read_bytes_per_second
@@ -70,9 +75,13 @@ class Place:
         try:
             self._begin()
         except OSError as error:
-            raise UsageError(f"the KV store {root} cannot be used: {error.strerror or error} ({error.filename or root})") from None
+            raise UsageError(
+                f"the KV store {root} cannot be used: {error.strerror or error} ({error.filename or root})"
+            ) from None
         except Declined:
-            raise UsageError(f"the KV store {root} is locked by another process for more than {lock_seconds:g} s") from None
+            raise UsageError(
+                f"the KV store {root} is locked by another process for more than {lock_seconds:g} s"
+            ) from None
 
     def _begin(self) -> None:
         for folder in (self.root, self._entries, self._staging):
@@ -94,7 +103,9 @@ class Place:
 
     @contextmanager
     def exclusive(self) -> Iterator[Index]:
-        """Alone among all threads and processes, with an index that is up to date. Raises Declined (busy), OSError."""
+        """Alone among all threads and processes, with an index that is up to date. Raises Declined (busy),
+        OSError.
+        """
         with self._held_lock():
             self._restore()
             self.index.refresh()
@@ -102,7 +113,9 @@ class Place:
             yield self.index
 
     def _restore(self) -> None:
-        """Somebody may have deleted the folder, to have its room: what is computed from now on is stored again."""
+        """Somebody may have deleted the folder, to have its room: what is computed from now on is stored
+        again.
+        """
         if self._entries.is_dir() and self._mine.is_dir():
             return
         for folder in (self._entries, self._mine):
@@ -117,9 +130,12 @@ class Place:
             try:
                 self._lock.acquire(timeout=0 if self._kept_waiting else None)
             except Timeout:
-                self._kept_waiting = True  # whoever holds it for so long, a stopped process or a dying disk, is not waited for again
+                # whoever holds it for so long, a stopped process or a dying disk, is not waited for again
+                self._kept_waiting = True
                 self.counters.warnings["busy"] += 1
-                raise Declined("busy", f"another process holds the lock of the KV store {self.root}") from None
+                raise Declined(
+                    "busy", f"another process holds the lock of the KV store {self.root}"
+                ) from None
             self._kept_waiting = False
             try:
                 yield
@@ -137,14 +153,21 @@ class Place:
     def used_bytes(self) -> int:
         """On the disk, by everything under the store's folder: old, new, half written or foreign."""
         total = self.index.total_bytes + used_bytes(self._staging) + self._strays_bytes
-        for path in (self.root, self._here, self._entries, *(path for path in self._here.iterdir() if path.is_file())):
+        for path in (
+            self.root,
+            self._here,
+            self._entries,
+            *(path for path in self._here.iterdir() if path.is_file()),
+        ):
             with contextlib.suppress(FileNotFoundError):
                 facts = path.stat()
                 total += max(facts.st_size, 512 * getattr(facts, "st_blocks", 0))
         return total
 
     def make_room(self, size_bytes: int, newcomer: Facts, keep: str | None = None) -> None:
-        """Evict until ``size_bytes`` may be written. With the lock held. Raises Declined when ``newcomer`` is not worth that."""
+        """Evict until ``size_bytes`` may be written. With the lock held. Raises Declined when ``newcomer`` is
+        not worth that.
+        """
         if self._limit_bytes is not None and size_bytes > self._limit_bytes:
             raise Declined("quota", f"{size_bytes} bytes are more than the quota of {self._quota_bytes}")
         over_bytes, lacking_bytes = self._shortage(size_bytes)
@@ -157,7 +180,9 @@ class Place:
         victims = choose_victims(held, max(over_bytes, lacking_bytes), self.clock(), newcomer)
         if victims is None:
             if lacking_bytes > over_bytes:
-                raise Declined("free_space", f"less than {self._free_floor_bytes} bytes would stay free on the disk")
+                raise Declined(
+                    "free_space", f"less than {self._free_floor_bytes} bytes would stay free on the disk"
+                )
             raise Declined("worth_less", "what the store holds saves more time for its bytes")
         self._evict(victims)
         over_bytes, _ = self._shortage(size_bytes)
@@ -165,7 +190,9 @@ class Place:
             raise Declined("quota", f"{over_bytes} bytes could not be freed")
 
     def _shortage(self, size_bytes: int) -> tuple[int, int]:
-        """Bytes by which a write would exceed the quota, and by which it would cut into the free-space floor."""
+        """Bytes by which a write would exceed the quota, and by which it would cut into the free-space
+        floor.
+        """
         over_bytes = 0 if self._limit_bytes is None else self.used_bytes() + size_bytes - self._limit_bytes
         return over_bytes, self._free_floor_bytes + size_bytes - self.files.free_bytes(self._here)
 
@@ -183,7 +210,9 @@ class Place:
                 self.counters.evicted_bytes += facts.size_bytes
 
     def remove(self, entry_id: str) -> bool:
-        """Let an entry disappear in one step, then free its bytes; readers that have it open are not disturbed. With the lock held."""
+        """Let an entry disappear in one step, then free its bytes; readers that have it open are not
+        disturbed. With the lock held.
+        """
         gone = self.staging_folder()
         try:
             self.entry_folder(entry_id).rename(gone)

@@ -15,10 +15,11 @@ from pipeline.stores.kv.manifest import Kind
 class Entry:
     """What is known of a cache apart from its tensors.
 
-    ``fingerprint``: all that shapes the numbers (model, revision, quantization, dtype, attention, rope ...), as JSON values; two
-    caches can stand for each other only if it is equal. ``ids``: all token ids that the cache has seen, from the first one on.
-    ``seconds``: what computing the cache took in all: its value. ``owner``: compared and handed back, nothing else; a checkpoint is
-    found by it. ``extra``: any JSON, handed back (of a checkpoint: tokens decoded so far).
+    ``fingerprint``: all that shapes the numbers (model, revision, quantization, dtype, attention, rope ...),
+    as JSON values; two caches can stand for each other only if it is equal. ``ids``: all token ids that the
+    cache has seen, from the first one on. ``seconds``: what computing the cache took in all: its value.
+    ``owner``: compared and handed back, nothing else; a checkpoint is found by it. ``extra``: any JSON,
+    handed back (of a checkpoint: tokens decoded so far).
     """
 
     fingerprint: Mapping[str, Any]
@@ -34,10 +35,11 @@ class Entry:
 class Segment:
     """Tensors of the tokens from ``begin`` to the end of the entry's ids, of one row (no batch dimension).
 
-    ``ranges``: something for each token: (..., end - begin, width), such as ``L3.k`` and ``L3.v`` of full attention.
-    ``states``: whole as of the last token: recurrent states, or the columns that a sliding window keeps. They replace those of
-    earlier segments, and an entry that has any can be continued only from its end.
-    Names that end in ``.k`` and ``.v`` may be stored in a lossy format; anything else is kept bit for bit.
+    ``ranges``: something for each token: (..., end - begin, width), such as ``L3.k`` and ``L3.v`` of full
+    attention. ``states``: whole as of the last token: recurrent states, or the columns that a sliding window
+    keeps. They replace those of earlier segments, and an entry that has any can be continued only from its
+    end. Names that end in ``.k`` and ``.v`` may be stored in a lossy format; anything else is kept bit for
+    bit.
     """
 
     begin: int
@@ -47,7 +49,8 @@ class Segment:
 
 @dataclass(frozen=True)
 class Found:
-    """An entry that can serve the first ``tokens`` ids that were asked for, or slightly more; nothing has been read yet.
+    """An entry that can serve the first ``tokens`` ids that were asked for, or slightly more; nothing has
+    been read yet.
 
     ``bytes_to_read`` and ``tokens`` are for ``speed.worth_loading``.
     """
@@ -69,7 +72,8 @@ class Found:
 
 @dataclass(frozen=True)
 class Loaded:
-    """Tensors as of ``tokens`` ids, on the CPU, each with storage of its own; ``ids`` are those the cache has seen.
+    """Tensors as of ``tokens`` ids, on the CPU, each with storage of its own; ``ids`` are those the cache has
+    seen.
 
     ``ranges``: (..., tokens, width); ``states``: as they were put.
     """

@@ -14,13 +14,23 @@ from pipeline.stores.kv.manifest import Damaged, File, Manifest
 from pipeline.stores.kv.tensor_file import IDS, Opened
 
 
-def read_entry(files: Files, about: Manifest, opened: Sequence[tuple[File, int]], wanted: bytes | None, at_least_tokens: int) -> Loaded:
+def read_entry(
+    files: Files,
+    about: Manifest,
+    opened: Sequence[tuple[File, int]],
+    wanted: bytes | None,
+    at_least_tokens: int,
+) -> Loaded:
     """Tensors of as many of the ``wanted`` ids (packed; None: all) as the entry has. Raises Damaged, OSError.
 
-    Damaged also when the ids agree for less than ``at_least_tokens``: the digests in the manifest are then not those of its ids.
+    Damaged also when the ids agree for less than ``at_least_tokens``: the digests in the manifest are then
+    not those of its ids.
     """
     started = time.perf_counter()
-    checked = [(file, tensor_file.open_checked(files, descriptor, file.header_bytes, file.checksum)) for file, descriptor in opened]
+    checked = [
+        (file, tensor_file.open_checked(files, descriptor, file.header_bytes, file.checksum))
+        for file, descriptor in opened
+    ]
     segments = [(file, one) for file, one in checked if file in about.segments]
     ids = b"".join(bytes(_part(one, IDS)) for _, one in segments)
     tokens = _usable_tokens(about, ids, wanted, at_least_tokens)
@@ -39,7 +49,9 @@ def read_entry(files: Files, about: Manifest, opened: Sequence[tuple[File, int]]
 
 
 def _usable_tokens(about: Manifest, ids: bytes, wanted: bytes | None, at_least_tokens: int) -> int:
-    common = prefix_hash.common_tokens(ids, wanted) if wanted is not None else len(ids) // prefix_hash.ID_BYTES
+    common = (
+        prefix_hash.common_tokens(ids, wanted) if wanted is not None else len(ids) // prefix_hash.ID_BYTES
+    )
     if common < at_least_tokens:
         raise Damaged(f"its ids agree for {common} tokens instead of {at_least_tokens}")
     if about.state is None:

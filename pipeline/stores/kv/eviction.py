@@ -1,10 +1,11 @@
 """Which entries make room for another: pure arithmetic on facts, no files.
 
-An entry is worth the seconds that computing it took, for each byte that it takes; half of that for every week in which nobody
-used it. Kinds are ranked: a document gives way to a shared prefix, and both to the checkpoint of an unfinished document, never the
-other way round; but a checkpoint that nobody came back for makes room after a week for others, and after a month for anything.
-Among its own kind a newcomer displaces only what is clearly worth less: without that, a collection slightly larger than the store
-would push out each entry just before it is wanted again.
+An entry is worth the seconds that computing it took, for each byte that it takes; half of that for every week
+in which nobody used it. Kinds are ranked: a document gives way to a shared prefix, and both to the checkpoint
+of an unfinished document, never the other way round; but a checkpoint that nobody came back for makes room
+after a week for others, and after a month for anything. Among its own kind a newcomer displaces only what is
+clearly worth less: without that, a collection slightly larger than the store would push out each entry just
+before it is wanted again.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ CLEARLY = 1.25
 
 @dataclass(frozen=True)
 class Facts:
-    """What the choice depends on. ``seconds``: what computing took; ``last_used``: seconds since the epoch."""
+    """What the choice depends on. ``seconds``: what computing took; ``last_used``: seconds since the
+    epoch.
+    """
 
     entry_id: str
     kind: Kind
@@ -38,11 +41,14 @@ class Facts:
         return self.seconds * math.exp2(-age_seconds / HALF_LIFE_SECONDS) / max(1, self.size_bytes)
 
 
-def choose_victims(held: Iterable[Facts], needed_bytes: int, now: float, newcomer: Facts | None = None) -> Sequence[Facts] | None:
-    """Entries to remove, least worth first, so that ``needed_bytes`` become free; None if ``newcomer`` may not have that much.
+def choose_victims(
+    held: Iterable[Facts], needed_bytes: int, now: float, newcomer: Facts | None = None
+) -> Sequence[Facts] | None:
+    """Entries to remove, least worth first, so that ``needed_bytes`` become free; None if ``newcomer`` may
+    not have that much.
 
-    Where a large one at the end makes earlier choices unnecessary, those stay, dearest first. Without a newcomer (the quota was cut)
-    every entry may go, checkpoints last.
+    Where a large one at the end makes earlier choices unnecessary, those stay, dearest first. Without a
+    newcomer (the quota was cut) every entry may go, checkpoints last.
     """
     candidates = [facts for facts in held if newcomer is None or _gives_way(facts, newcomer, now)]
     chosen: list[Facts] = []

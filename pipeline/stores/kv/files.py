@@ -1,4 +1,6 @@
-"""The store's dealings with the operating system, in one small class, so that tests can put a full, slow or dying disk in its place."""
+"""The store's dealings with the operating system, in one small class, so that tests can put a full, slow or
+dying disk in its place.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,20 @@ def disk_bytes(size_bytes: int) -> int:
 
 
 def used_bytes(path: Path) -> int:
-    """What lies under ``path``, files being written and folders included; sizes, or allocated blocks where those are more."""
+    """What lies under ``path``, files being written and folders included; sizes, or allocated blocks where
+    those are more.
+    """
     total = 0
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         total += _taken(path.lstat())
         with os.scandir(path) as found:
             for item in found:
                 with contextlib.suppress(FileNotFoundError):
-                    total += used_bytes(Path(item.path)) if item.is_dir(follow_symlinks=False) else _taken(item.stat(follow_symlinks=False))
+                    total += (
+                        used_bytes(Path(item.path))
+                        if item.is_dir(follow_symlinks=False)
+                        else _taken(item.stat(follow_symlinks=False))
+                    )
     return total
 
 
@@ -63,7 +71,8 @@ class Files:
             except OSError as error:
                 if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
                     raise
-        os.ftruncate(descriptor, size_bytes)  # the size counts against the quota even where blocks cannot be reserved
+        # the size counts against the quota even where blocks cannot be reserved
+        os.ftruncate(descriptor, size_bytes)
 
     def write(self, descriptor: int, data: memoryview, offset: int) -> None:
         """All of ``data`` (bytes) at ``offset``."""
@@ -72,7 +81,9 @@ class Files:
             data, offset = data[written:], offset + written
 
     def read(self, descriptor: int, into: memoryview, offset: int) -> int:
-        """Fill ``into`` (bytes) from ``offset``; returns the bytes read, fewer only at the end of the file."""
+        """Fill ``into`` (bytes) from ``offset``; returns the bytes read, fewer only at the end of the
+        file.
+        """
         done = 0
         while done < len(into):
             count = os.preadv(descriptor, [into[done : done + _PIECE_BYTES]], offset + done)

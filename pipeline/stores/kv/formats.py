@@ -1,4 +1,6 @@
-"""Storage formats: tensors to the parts that are written, and back. See ``sizes`` for the method and its source."""
+"""Storage formats: tensors to the parts that are written, and back. See ``sizes`` for the method and its
+source.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,24 @@ from pipeline.stores.kv.sizes import KEY_GROUP_TOKENS, VALUE_GROUP_CHANNELS, Sto
 from pipeline.stores.kv.tensor_file import Part
 
 _CODES: dict[torch.dtype, str] = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32",
-    torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL", torch.float8_e4m3fn: "F8_E4M3",
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
-}  # fmt: skip
+}
 _DTYPES = {code: dtype for dtype, code in _CODES.items()}
 _HALVES: dict[StorageFormat, torch.dtype] = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _LEVELS: dict[StorageFormat, int] = {"int8": 255, "int4": 15}
-# float16 rounds by at most 2**-11 of a value, or 2**-25 near zero; twice that widens a group so that it surely covers its elements.
+# float16 rounds by at most 2**-11 of a value, or 2**-25 near zero; twice that widens a group so that it
+# surely covers its elements.
 _RELATIVE, _ABSOLUTE = 2.0**-10, 2.0**-24
 
 
@@ -43,7 +55,12 @@ class Coded:
         if tensor.dtype not in _CODES:
             raise ValueError(f"tensor {name} is {tensor.dtype}, which the store does not keep")
         code = _CODES[tensor.dtype]
-        lossy = role(name) != "other" and tensor.is_floating_point() and tensor.dim() >= 2 and tensor.element_size() > 1
+        lossy = (
+            role(name) != "other"
+            and tensor.is_floating_point()
+            and tensor.dim() >= 2
+            and tensor.element_size() > 1
+        )
         same = storage_format in _HALVES and tensor.dtype == _HALVES[storage_format]
         return cls(name, tuple(tensor.shape), code, storage_format if lossy and not same else "as_computed")
 
@@ -59,7 +76,11 @@ class Coded:
         if self.encoding in _HALVES:
             return [Part(self.name, _CODES[_HALVES[self.encoding]], self.shape)]
         *heads, tokens, width = self.shape
-        groups = (-(-tokens // KEY_GROUP_TOKENS), width) if role(self.name) == "key" else (tokens, -(-width // VALUE_GROUP_CHANNELS))
+        groups = (
+            (-(-tokens // KEY_GROUP_TOKENS), width)
+            if role(self.name) == "key"
+            else (tokens, -(-width // VALUE_GROUP_CHANNELS))
+        )
         return [
             Part(f"{self.name}.codes", "U8", (*heads, tokens, codes_width(width, self.encoding))),
             Part(f"{self.name}.step", "F16", (*heads, *groups)),
@@ -106,18 +127,32 @@ def decode(parts: Sequence[torch.Tensor], coded: Coded) -> torch.Tensor:
         codes = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2)[..., : coded.shape[-1]]
     grouped = _grouped(codes.to(torch.float32), coded)
     axis = _group_axis(coded)
-    values = grouped.mul_(step.to(torch.float32).unsqueeze(axis)).add_(low.to(torch.float32).unsqueeze(axis)).mul_(unit)
+    values = (
+        grouped.mul_(step.to(torch.float32).unsqueeze(axis))
+        .add_(low.to(torch.float32).unsqueeze(axis))
+        .mul_(unit)
+    )
     return _ungrouped(values, coded).to(coded.torch_dtype).contiguous()
 
 
 def largest_error(tensor: torch.Tensor, coded: Coded) -> torch.Tensor:
-    """For each element the most by which int8 or int4 may change it: half a step of its group and what float16 scales add."""
+    """For each element the most by which int8 or int4 may change it: half a step of its group and what
+    float16 scales add.
+    """
     grouped = _grouped(tensor.to(torch.float64), coded)
     axis = _group_axis(coded)
     low, high = grouped.amin(axis, keepdim=True), grouped.amax(axis, keepdim=True)
     unit = _unit(float(tensor.abs().max()))
-    margin = 4 * _RELATIVE * (high - low) + 4 * _RELATIVE * torch.maximum(low.abs(), high.abs()) + 4 * _ABSOLUTE * unit
-    bound = (high - low + margin) / _LEVELS[coded.encoding] / 2 + 2 * _ABSOLUTE * unit + 1e-6 * torch.maximum(low.abs(), high.abs())
+    margin = (
+        4 * _RELATIVE * (high - low)
+        + 4 * _RELATIVE * torch.maximum(low.abs(), high.abs())
+        + 4 * _ABSOLUTE * unit
+    )
+    bound = (
+        (high - low + margin) / _LEVELS[coded.encoding] / 2
+        + 2 * _ABSOLUTE * unit
+        + 1e-6 * torch.maximum(low.abs(), high.abs())
+    )
     return _ungrouped(bound.expand_as(grouped), coded)
 
 
@@ -128,13 +163,25 @@ def _quantized(tensor: torch.Tensor, coded: Coded) -> list[torch.Tensor]:
         raise CannotEncode(f"{coded.name} holds values that are not finite")
     levels, axis = _LEVELS[coded.encoding], _group_axis(coded)
     unit = _unit(float(tensor.abs().max()))
-    grouped = _grouped(tensor.to(torch.float64 if tensor.dtype == torch.float64 else torch.float32) / unit, coded).to(torch.float32)
+    grouped = _grouped(
+        tensor.to(torch.float64 if tensor.dtype == torch.float64 else torch.float32) / unit, coded
+    ).to(torch.float32)
     least, most = grouped.amin(axis), grouped.amax(axis)
     low = (least - least.abs() * _RELATIVE - _ABSOLUTE).to(torch.float16)
     step = ((most - low.to(torch.float32)) / levels * (1 + _RELATIVE) + _ABSOLUTE).to(torch.float16)
-    codes = grouped.sub_(low.to(torch.float32).unsqueeze(axis)).div_(step.to(torch.float32).unsqueeze(axis)).round_().clamp_(0, levels)
+    codes = (
+        grouped.sub_(low.to(torch.float32).unsqueeze(axis))
+        .div_(step.to(torch.float32).unsqueeze(axis))
+        .round_()
+        .clamp_(0, levels)
+    )
     flat = _ungrouped(codes, coded).to(torch.uint8)
-    return [_paired(flat) if coded.encoding == "int4" else flat.contiguous(), step, low, torch.tensor([unit], dtype=torch.float32)]
+    return [
+        _paired(flat) if coded.encoding == "int4" else flat.contiguous(),
+        step,
+        low,
+        torch.tensor([unit], dtype=torch.float32),
+    ]
 
 
 def _unit(largest: float) -> float:
@@ -148,11 +195,16 @@ def _group_axis(coded: Coded) -> int:
 
 
 def _grouped(tensor: torch.Tensor, coded: Coded) -> torch.Tensor:
-    """Keys (..., groups, tokens of a group, width), values (..., tokens, groups, channels of a group); the last group is filled up."""
+    """Keys (..., groups, tokens of a group, width), values (..., tokens, groups, channels of a group); the
+    last group is filled up.
+    """
     dim, size = (-2, KEY_GROUP_TOKENS) if role(coded.name) == "key" else (-1, VALUE_GROUP_CHANNELS)
     missing = -tensor.shape[dim] % size
     if missing:  # with what is there already, so that no group's range changes
-        tensor = torch.cat([tensor, tensor.narrow(dim, tensor.shape[dim] - 1, 1).expand(*_with(tensor.shape, dim, missing))], dim=dim)
+        tensor = torch.cat(
+            [tensor, tensor.narrow(dim, tensor.shape[dim] - 1, 1).expand(*_with(tensor.shape, dim, missing))],
+            dim=dim,
+        )
     *heads, tokens, width = tensor.shape
     shape = (tokens // size, size, width) if dim == -2 else (tokens, width // size, size)
     return tensor.reshape(*heads, *shape).clone()

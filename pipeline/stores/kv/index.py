@@ -1,6 +1,8 @@
-"""The entries of a store in memory: read from their manifests, kept up by the journal, searched by token ids. No torch.
+"""The entries of a store in memory: read from their manifests, kept up by the journal, searched by token ids.
+No torch.
 
-All methods that touch the disk are called with the store's lock held, so that what looks half done is what a dead process left.
+All methods that touch the disk are called with the store's lock held, so that what looks half done is what a
+dead process left.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ class Held:
 
 
 def open_files(held: Held, stack: ExitStack, *, below_tokens: int | None = None) -> list[tuple[File, int]]:
-    """Descriptors of the files that count; of segments only those that begin ``below_tokens``. ``stack`` closes them.
+    """Descriptors of the files that count; of segments only those that begin ``below_tokens``. ``stack``
+    closes them.
 
     What happens to the entry after that does not matter to who reads. Raises Damaged, OSError.
     """
@@ -67,7 +70,9 @@ def open_files(held: Held, stack: ExitStack, *, below_tokens: int | None = None)
 class Index:
     """See the module. ``report`` is told of damage and of orphaned files: (what, entry id, reason)."""
 
-    def __init__(self, folder: Path, journal: Path, files: Files, report: Callable[[str, str, str], None]) -> None:
+    def __init__(
+        self, folder: Path, journal: Path, files: Files, report: Callable[[str, str, str], None]
+    ) -> None:
         self.folder = folder
         self.held: dict[str, Held] = {}
         self.total_bytes = 0
@@ -107,7 +112,9 @@ class Index:
             self.reread(entry_id)
 
     def changed(self, entry_id: str) -> None:
-        """Tell the other processes, and read the entry again. What others changed was taken in when the lock was taken."""
+        """Tell the other processes, and read the entry again. What others changed was taken in when the lock
+        was taken.
+        """
         try:
             if not self._place[0]:  # tells this journal from one that takes its place
                 self._files.append(self._journal, secrets.token_hex(16).encode() + b"\n")
@@ -153,7 +160,9 @@ class Index:
                 raise Damaged(f"{file.name} has another size")
 
     def _sweep(self, found: Manifest, folder: Path) -> None:
-        """Remove what a process left that died between publishing a segment and the manifest that would have made it count."""
+        """Remove what a process left that died between publishing a segment and the manifest that would have
+        made it count.
+        """
         counting = {manifest.NAME, *(file.name for file in found.files)}
         for path in sorted(folder.iterdir()):
             if path.name not in counting:
@@ -192,9 +201,14 @@ class Index:
 
     @staticmethod
     def _blocks(about: Manifest) -> Iterator[bytes]:
-        """Digests under which the entry is found; b"" stands for the beginning, for what ends before its first whole block."""
+        """Digests under which the entry is found; b"" stands for the beginning, for what ends before its
+        first whole block.
+        """
         chain = bytes.fromhex(about.blocks)
-        digests = [chain[start : start + prefix_hash.DIGEST_BYTES] for start in range(0, len(chain), prefix_hash.DIGEST_BYTES)]
+        digests = [
+            chain[start : start + prefix_hash.DIGEST_BYTES]
+            for start in range(0, len(chain), prefix_hash.DIGEST_BYTES)
+        ]
         if about.state is None:
             yield from digests  # usable at any of its tokens
         if not digests:
@@ -203,12 +217,18 @@ class Index:
             yield digests[-1]
 
     def longest(self, scope: str, packed: bytes) -> tuple[Held, int] | None:
-        """The entry that serves most of the ids, and how many by its digests; of equals, the one with least to read."""
+        """The entry that serves most of the ids, and how many by its digests; of equals, the one with least
+        to read.
+        """
         chain = prefix_hash.chain(packed)
         for number in range(len(chain), -1, -1):
             known = self._by_block.get((scope, chain[number - 1] if number else b""), ())
-            usable = [(self._usable(self.held[entry_id], packed, chain[:number]), entry_id) for entry_id in known]
-            best = max(usable, key=lambda pair: (pair[0], -self.held[pair[1]].size_bytes, pair[1]), default=(0, ""))
+            usable = [
+                (self._usable(self.held[entry_id], packed, chain[:number]), entry_id) for entry_id in known
+            ]
+            best = max(
+                usable, key=lambda pair: (pair[0], -self.held[pair[1]].size_bytes, pair[1]), default=(0, "")
+            )
             if best[0]:
                 return self.held[best[1]], best[0]
         return None
@@ -218,8 +238,14 @@ class Index:
         """Tokens that ``held``, equal up to the end of ``chain``, can serve for certain."""
         about = held.manifest
         whole = len(chain) * prefix_hash.BLOCK_TOKENS
-        ends_here = about.tokens - whole < prefix_hash.BLOCK_TOKENS and about.tokens * prefix_hash.ID_BYTES <= len(packed)
-        if ends_here and prefix_hash.tail(packed[: about.tokens * prefix_hash.ID_BYTES], chain) == about.ids_digest:
+        ends_here = (
+            about.tokens - whole < prefix_hash.BLOCK_TOKENS
+            and about.tokens * prefix_hash.ID_BYTES <= len(packed)
+        )
+        if (
+            ends_here
+            and prefix_hash.tail(packed[: about.tokens * prefix_hash.ID_BYTES], chain) == about.ids_digest
+        ):
             return about.tokens
         return whole if about.state is None else 0
 
@@ -231,7 +257,11 @@ class Index:
     def checkpoint(self, scope: str, owner: Mapping[str, Any]) -> Held | None:
         """The checkpoint of an owner; the furthest, should there be several."""
         mine = [self.held[entry_id] for entry_id in self._checkpoints.get((scope, canonical(owner)), ())]
-        return max(mine, key=lambda one: (one.manifest.tokens, one.manifest.created, one.manifest.entry_id), default=None)
+        return max(
+            mine,
+            key=lambda one: (one.manifest.tokens, one.manifest.created, one.manifest.entry_id),
+            default=None,
+        )
 
 
 def _is_id(name: str) -> bool:

@@ -12,9 +12,15 @@ _LEAST_BYTES = 1 << 18  # smaller transfers measure the latency of the file syst
 
 
 def worth_loading(
-    size_bytes: int, read_bytes_per_second: float | None, tokens: int, prefill_tokens_per_second: float | None, *, margin: float = 1.0
+    size_bytes: int,
+    read_bytes_per_second: float | None,
+    tokens: int,
+    prefill_tokens_per_second: float | None,
+    *,
+    margin: float = 1.0,
 ) -> bool:
-    """Whether reading ``size_bytes`` takes less than 1 / ``margin`` of the time in which ``tokens`` are computed.
+    """Whether reading ``size_bytes`` takes less than 1 / ``margin`` of the time in which ``tokens`` are
+    computed.
 
     A speed that is not known yet (None) decides for loading, which is how it becomes known.
     """
@@ -80,8 +86,15 @@ class Speeds:
         """Start from what an earlier run measured, if ``path`` tells; anything else in it is ignored."""
         try:
             kept = json.loads(path.read_bytes())
-            reading, writing = (_Measured(float(kept[name]["size_bytes"]), float(kept[name]["seconds"])) for name in ("read", "write"))
+            reading, writing = (
+                _Measured(float(kept[name]["size_bytes"]), float(kept[name]["seconds"]))
+                for name in ("read", "write")
+            )
         except (OSError, ValueError, KeyError, TypeError):
             return
-        if all(0 <= part < float("inf") for known in (reading, writing) for part in (known.size_bytes, known.seconds)):
+        if all(
+            0 <= part < float("inf")
+            for known in (reading, writing)
+            for part in (known.size_bytes, known.seconds)
+        ):
             self._reading, self._writing = reading, writing

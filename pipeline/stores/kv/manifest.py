@@ -16,17 +16,23 @@ KINDS: tuple[Kind, ...] = ("prefix", "document", "checkpoint")
 
 
 class Damaged(Exception):
-    """A file of the store is not what was written. Ends as a miss and a counted warning; never leaves the store."""
+    """A file of the store is not what was written. Ends as a miss and a counted warning; never leaves the
+    store.
+    """
 
 
 def canonical(value: Mapping[str, Any]) -> str:
-    """One text for equal JSON values, whatever the order of their keys. Raises TypeError or ValueError for what is not JSON."""
+    """One text for equal JSON values, whatever the order of their keys. Raises TypeError or ValueError for
+    what is not JSON.
+    """
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 @dataclass(frozen=True)
 class File:
-    """One safetensors file of an entry: tokens ``begin`` to ``end``; ``checksum`` is of its header, which holds the tensors' own."""
+    """One safetensors file of an entry: tokens ``begin`` to ``end``; ``checksum`` is of its header, which
+    holds the tensors' own.
+    """
 
     name: str
     begin: int
@@ -38,7 +44,9 @@ class File:
 
 @dataclass(frozen=True)
 class Manifest:
-    """See the module and ``values.Entry``. ``blocks`` and ``ids_digest`` are of ``blocks.chain`` and ``blocks.tail``."""
+    """See the module and ``values.Entry``. ``blocks`` and ``ids_digest`` are of ``blocks.chain`` and
+    ``blocks.tail``.
+    """
 
     entry_id: str
     kind: Kind
@@ -76,7 +84,9 @@ class Manifest:
         def filled(file: File) -> File:
             return replace(file, checksum=checksums.get(file.name, file.checksum))
 
-        return replace(self, segments=tuple(map(filled, self.segments)), state=filled(self.state) if self.state else None)
+        return replace(
+            self, segments=tuple(map(filled, self.segments)), state=filled(self.state) if self.state else None
+        )
 
 
 def parse(data: bytes, entry_id: str) -> Manifest:

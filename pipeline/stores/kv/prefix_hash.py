@@ -1,7 +1,7 @@
 """Digests of token ids, chained block by block: equal chains mean equal prefixes. No torch.
 
-A block's digest covers all ids before it, so one comparison answers for the whole prefix. Digests only find candidates: the ids
-themselves are stored beside the tensors and compared when an entry is read.
+A block's digest covers all ids before it, so one comparison answers for the whole prefix. Digests only find
+candidates: the ids themselves are stored beside the tensors and compared when an entry is read.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def common_tokens(first: bytes, second: bytes) -> int:
     low, high = 0, shorter // ID_BYTES  # equal up to low, not up to high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if first[: middle * ID_BYTES] == second[: middle * ID_BYTES] else (low, middle)
+        low, high = (
+            (middle, high) if first[: middle * ID_BYTES] == second[: middle * ID_BYTES] else (low, middle)
+        )
     return low
 
 

@@ -1,9 +1,10 @@
 """How many bytes a stored cache takes, before it exists: for plans and for the quota. No torch.
 
-The lossy formats follow KIVI (Liu et al., "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache", ICML 2024): keys have a
-few channels that are far larger than the rest, in all tokens, so keys are scaled per channel (over ``KEY_GROUP_TOKENS`` tokens);
-values have none, so they are scaled per token (over ``VALUE_GROUP_CHANNELS`` channels). Unlike there, no recent tokens are kept in
-full precision: a stored cache is at rest.
+The lossy formats follow KIVI (Liu et al., "KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache",
+ICML 2024): keys have a few channels that are far larger than the rest, in all tokens, so keys are scaled per
+channel (over ``KEY_GROUP_TOKENS`` tokens); values have none, so they are scaled per token (over
+``VALUE_GROUP_CHANNELS`` channels). Unlike there, no recent tokens are kept in full precision: a stored cache
+is at rest.
 """
 
 from __future__ import annotations
@@ -27,15 +28,26 @@ def codes_width(width: int, storage_format: StorageFormat) -> int:
     return -(-width // 2) if storage_format == "int4" else width
 
 
-def tensor_bytes(shape: Sequence[int], element_bytes: int, storage_format: StorageFormat, role: Literal["key", "value", "other"]) -> int:
-    """Stored bytes of one tensor (..., tokens, width) whose elements have ``element_bytes``, without its entry in the header."""
+def tensor_bytes(
+    shape: Sequence[int],
+    element_bytes: int,
+    storage_format: StorageFormat,
+    role: Literal["key", "value", "other"],
+) -> int:
+    """Stored bytes of one tensor (..., tokens, width) whose elements have ``element_bytes``, without its
+    entry in the header.
+    """
     *heads, tokens, width = shape if len(shape) >= 2 else (1, math.prod(shape))
     rows = math.prod(heads)
     if role == "other" or storage_format == "as_computed" or len(shape) < 2:
         return rows * tokens * width * element_bytes
     if storage_format in ("fp16", "bf16"):
         return rows * tokens * width * 2
-    groups = -(-tokens // KEY_GROUP_TOKENS) * width if role == "key" else tokens * -(-width // VALUE_GROUP_CHANNELS)
+    groups = (
+        -(-tokens // KEY_GROUP_TOKENS) * width
+        if role == "key"
+        else tokens * -(-width // VALUE_GROUP_CHANNELS)
+    )
     return rows * (tokens * codes_width(width, storage_format) + groups * _GROUP_BYTES) + 4
 
 
@@ -50,10 +62,10 @@ def entry_bytes(
 ) -> int:
     """Bytes of an entry's files, within 2 % once they are more than about 100 KB.
 
-    layers × kv heads × tokens × (key width + value width) × bytes an element, plus scales, token ids, headers and the manifest.
-    ``layers``: (kv heads, key width, value width) of each layer that keeps something for every token. ``states``: shapes of
-    whole-state tensors, which are kept as computed. ``segments``: in how many pieces it is written; int8 and int4 keys round their
-    groups up in each.
+    layers × kv heads × tokens × (key width + value width) × bytes an element, plus scales, token ids, headers
+    and the manifest. ``layers``: (kv heads, key width, value width) of each layer that keeps something for
+    every token. ``states``: shapes of whole-state tensors, which are kept as computed. ``segments``: in how
+    many pieces it is written; int8 and int4 keys round their groups up in each.
     """
     total = _MANIFEST_BYTES + tokens * 4 + tokens // 64 * 16 + segments * _BYTES_PER_FILE
     pieces = [tokens // segments + (number < tokens % segments) for number in range(segments)]

@@ -1,4 +1,6 @@
-"""Files on their way into the store: allocated at their final size, written and synced aside, then published in one step. No torch."""
+"""Files on their way into the store: allocated at their final size, written and synced aside, then published
+in one step. No torch.
+"""
 
 from __future__ import annotations
 

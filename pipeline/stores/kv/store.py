@@ -1,7 +1,8 @@
-"""The KV store: caches put, found by token ids, loaded, and given up when they are worth less than what wants their place.
+"""The KV store: caches put, found by token ids, loaded, and given up when they are worth less than what wants
+their place.
 
-Methods answer with a value, a Receipt or None, and count what went wrong: no state of the disk makes them raise. They may be called
-from several threads. See the package for what lies where.
+Methods answer with a value, a Receipt or None, and count what went wrong: no state of the disk makes them
+raise. They may be called from several threads. See the package for what lies where.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ GIB = 2**30
 class KvStore:
     """A store in a folder of its own, ``quota_bytes`` large at most, shared with other processes.
 
-    ``storage_format`` is how this process writes, and the only format that it reads: it is part of the fingerprint of each entry.
-    ``free_floor_bytes`` always stay free on the disk. ``clock``: seconds since the epoch. ``lock_seconds``: how long to wait for
-    another process before doing without. Raises UsageError when the folder cannot be a store.
+    ``storage_format`` is how this process writes, and the only format that it reads: it is part of the
+    fingerprint of each entry. ``free_floor_bytes`` always stay free on the disk. ``clock``: seconds since the
+    epoch. ``lock_seconds``: how long to wait for another process before doing without. Raises UsageError when
+    the folder cannot be a store.
     """
 
     def __init__(
@@ -104,10 +106,11 @@ class KvStore:
     # Finding and loading
 
     def lookup(self, ids: Sequence[int], fingerprint: Mapping[str, Any]) -> Found | None:
-        """The entry that serves the longest beginning of ``ids``. Pass ``ids[:-1]`` where one token must be left to compute.
+        """The entry that serves the longest beginning of ``ids``. Pass ``ids[:-1]`` where one token must be
+        left to compute.
 
-        Entries without states serve any whole number of blocks of 64 tokens, and all of their tokens; ``load`` then uses every
-        token that agrees. Entries with states serve all of their tokens or nothing.
+        Entries without states serve any whole number of blocks of 64 tokens, and all of their tokens;
+        ``load`` then uses every token that agrees. Entries with states serve all of their tokens or nothing.
         """
         packed = prefix_hash.pack(ids)
         try:
@@ -123,7 +126,9 @@ class KvStore:
         return self._found(*best, packed)
 
     def find_checkpoint(self, fingerprint: Mapping[str, Any], owner: Mapping[str, Any]) -> Found | None:
-        """The checkpoint of ``owner``, whole: how far it got is ``tokens``, its ids and extra come with ``load``."""
+        """The checkpoint of ``owner``, whole: how far it got is ``tokens``, its ids and extra come with
+        ``load``.
+        """
         try:
             with self._place.exclusive() as index:
                 held = index.checkpoint(self._scope(fingerprint), owner)
@@ -135,8 +140,12 @@ class KvStore:
     @staticmethod
     def _found(held: Held, tokens: int, packed: bytes | None) -> Found:
         about = held.manifest
-        needed = [file.size_bytes for file in about.segments if file.begin < tokens] + ([about.state.size_bytes] if about.state else [])
-        return Found(about.entry_id, tokens, about.tokens, sum(needed), about.seconds, about.kind, about.owner, packed)
+        needed = [file.size_bytes for file in about.segments if file.begin < tokens] + (
+            [about.state.size_bytes] if about.state else []
+        )
+        return Found(
+            about.entry_id, tokens, about.tokens, sum(needed), about.seconds, about.kind, about.owner, packed
+        )
 
     def load(self, found: Found) -> Loaded | None:
         """All tensors, every byte checked, or None: the entry is gone, or was damaged and is now gone."""
@@ -161,7 +170,11 @@ class KvStore:
     def _open(self, found: Found, stack: ExitStack) -> tuple[Manifest, list[tuple[File, int]]] | None:
         with self._place.exclusive() as index:
             held = index.held.get(found.entry_id)
-            if held is None or held.manifest.tokens < found.tokens or (held.manifest.state and held.manifest.tokens != found.tokens):
+            if (
+                held is None
+                or held.manifest.tokens < found.tokens
+                or (held.manifest.state and held.manifest.tokens != found.tokens)
+            ):
                 return None  # evicted, or replaced by a later state
             wanted = held.manifest.tokens if found.ids is None else len(found.ids) // prefix_hash.ID_BYTES
             opened = open_files(held, stack, below_tokens=wanted)
@@ -180,9 +193,10 @@ class KvStore:
     def put(self, entry: Entry, segment: Segment) -> Receipt:
         """Store ``segment`` and what is known of its entry. Returns when it is on the disk, or declined.
 
-        ``segment.begin`` 0: a new entry; a checkpoint replaces an earlier one of its owner. Above 0: the checkpoint of the same
-        fingerprint and owner grows, if it ends just there and its ids are the beginning of these; else declined as a ``gap``.
-        Raises ValueError for tensors whose shapes contradict ``begin`` and ids, TypeError for a fingerprint that is not JSON.
+        ``segment.begin`` 0: a new entry; a checkpoint replaces an earlier one of its owner. Above 0: the
+        checkpoint of the same fingerprint and owner grows, if it ends just there and its ids are the
+        beginning of these; else declined as a ``gap``. Raises ValueError for tensors whose shapes contradict
+        ``begin`` and ids, TypeError for a fingerprint that is not JSON.
         """
         plan = Plan.of(entry, segment, self.storage_format)
         scope = self._scope(entry.fingerprint)
@@ -210,15 +224,23 @@ class KvStore:
             self._refuse_repeated(index, plan, scope)
             return None
         base = index.checkpoint(scope, plan.entry.owner)
-        if base is None or base.manifest.tokens != plan.segment.begin or base.manifest.ids_digest != plan.ids_digest_before:
-            raise Declined("gap", f"no checkpoint of this owner ends at {plan.segment.begin} tokens with these ids")
+        if (
+            base is None
+            or base.manifest.tokens != plan.segment.begin
+            or base.manifest.ids_digest != plan.ids_digest_before
+        ):
+            raise Declined(
+                "gap", f"no checkpoint of this owner ends at {plan.segment.begin} tokens with these ids"
+            )
         return base
 
     def _refuse_repeated(self, index: Index, plan: Plan, scope: str) -> None:
         same = None if plan.entry.kind == "checkpoint" else index.same(scope, plan.ids_digest, plan.tokens)
         if same is None:
             return
-        if plan.entry.kind == "prefix" and same.manifest.kind == "document":  # shared after all: it is to stay longer
+        if (
+            plan.entry.kind == "prefix" and same.manifest.kind == "document"
+        ):  # shared after all: it is to stay longer
             self._promote(index, same, "prefix")
         raise Declined("already_stored", "these ids are stored already", same.manifest.entry_id)
 
@@ -227,7 +249,13 @@ class KvStore:
 
     def _reserve(self, draft: Draft, keep: str | None) -> None:
         about = draft.about
-        facts = Facts(about.entry_id, about.kind, sum(file.size_bytes for file in about.files), about.seconds, self._clock())
+        facts = Facts(
+            about.entry_id,
+            about.kind,
+            sum(file.size_bytes for file in about.files),
+            about.seconds,
+            self._clock(),
+        )
         self._place.make_room(draft.needed_bytes, facts, keep)
         draft.allocate()
 
@@ -260,8 +288,12 @@ class KvStore:
         finally:
             index.changed(entry_id)
 
-    def finish_checkpoint(self, fingerprint: Mapping[str, Any], owner: Mapping[str, Any], *, become: Kind | None = None) -> bool:
-        """The owner's document is done: its checkpoint goes, or stays as a ``document``; nothing is written again. False: none there."""
+    def finish_checkpoint(
+        self, fingerprint: Mapping[str, Any], owner: Mapping[str, Any], *, become: Kind | None = None
+    ) -> bool:
+        """The owner's document is done: its checkpoint goes, or stays as a ``document``; nothing is written
+        again. False: none there.
+        """
         try:
             with self._place.exclusive() as index:
                 scope = self._scope(fingerprint)
@@ -269,7 +301,11 @@ class KvStore:
                 if held is None:
                     return False
                 about = held.manifest
-                if become is None or index.same(scope, about.ids_digest, about.tokens) or not self._promote(index, held, become):
+                if (
+                    become is None
+                    or index.same(scope, about.ids_digest, about.tokens)
+                    or not self._promote(index, held, become)
+                ):
                     self._place.remove(about.entry_id)
                 return True
         except (Declined, OSError) as error:
@@ -277,7 +313,9 @@ class KvStore:
             return False
 
     def _promote(self, index: Index, held: Held, kind: Kind) -> bool:
-        about = replace(held.manifest, kind=kind, extra={} if held.manifest.kind == "checkpoint" else held.manifest.extra)
+        about = replace(
+            held.manifest, kind=kind, extra={} if held.manifest.kind == "checkpoint" else held.manifest.extra
+        )
         draft = self._draft(about, {})
         try:
             self._reserve(draft, keep=about.entry_id)

@@ -1,12 +1,14 @@
-"""One safetensors file, written and read piece by piece with a checksum for each tensor. No torch: bytes in, bytes out.
+"""One safetensors file, written and read piece by piece with a checksum for each tensor. No torch: bytes in,
+bytes out.
 
-The safetensors library writes and reads whole files from memory; here the size must be known and reserved before, each tensor is
-encoded only when its turn comes, and every byte is checked as it is read, without mapping a file whose disk may fail. The library
-reads these files (a test does). Tensors are ordered by the size of their elements, so that each is aligned.
+The safetensors library writes and reads whole files from memory; here the size must be known and reserved
+before, each tensor is encoded only when its turn comes, and every byte is checked as it is read, without
+mapping a file whose disk may fail. The library reads these files (a test does). Tensors are ordered by the
+size of their elements, so that each is aligned.
 
-Every byte counts: the checksum of the header is in the manifest, the checksums of the tensors are in the header. They are XXH3
-(128 bit), which took 0.06 s a GB on the machine this was written on, where BLAKE2b took 1.6 s and a cold disk 1.4 s: damage is to
-be found, not an enemy who can write to the user's disk.
+Every byte counts: the checksum of the header is in the manifest, the checksums of the tensors are in the
+header. They are XXH3 (128 bit), which took 0.06 s a GB on the machine this was written on, where BLAKE2b took
+1.6 s and a cold disk 1.4 s: damage is to be found, not an enemy who can write to the user's disk.
 """
 
 from __future__ import annotations
@@ -24,9 +26,22 @@ from pipeline.stores.kv.files import Files
 from pipeline.stores.kv.manifest import Damaged
 
 ELEMENT_BYTES = {
-    "F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1,
-    "F8_E4M3": 1, "F8_E5M2": 1,
-}  # fmt: skip
+    "F64": 8,
+    "I64": 8,
+    "U64": 8,
+    "F32": 4,
+    "I32": 4,
+    "U32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I16": 2,
+    "U16": 2,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+}
 IDS = "ids"  # the token ids of a segment, beside its tensors
 _CHECKSUM_DIGITS = 32
 _ALIGNMENT = 8
@@ -74,10 +89,18 @@ class Layout:
         return self.header_bytes + sum(part.size_bytes for part in self.parts)
 
     def header(self, checksums: Sequence[str]) -> bytes:
-        """The beginning of the file, as the format wants it: eight bytes of length, JSON, padded with spaces."""
-        entries: dict[str, Any] = {"__metadata__": {"about": json.dumps(dict(self.about)), "checksums": "".join(checksums)}}
+        """The beginning of the file, as the format wants it: eight bytes of length, JSON, padded with
+        spaces.
+        """
+        entries: dict[str, Any] = {
+            "__metadata__": {"about": json.dumps(dict(self.about)), "checksums": "".join(checksums)}
+        }
         for part, offset in self.offsets():
-            entries[part.name] = {"dtype": part.dtype, "shape": list(part.shape), "data_offsets": [offset, offset + part.size_bytes]}
+            entries[part.name] = {
+                "dtype": part.dtype,
+                "shape": list(part.shape),
+                "data_offsets": [offset, offset + part.size_bytes],
+            }
         text = json.dumps(entries, separators=(",", ":")).encode()
         text += b" " * (-len(text) % _ALIGNMENT)
         return len(text).to_bytes(8, "little") + text
@@ -91,7 +114,9 @@ class Layout:
 
 
 def write(files: Files, descriptor: int, layout: Layout, data: Iterable[tuple[str, memoryview]]) -> str:
-    """Write every part's bytes, in any order, then the header. Returns the header's checksum. Raises ValueError, OSError."""
+    """Write every part's bytes, in any order, then the header. Returns the header's checksum. Raises
+    ValueError, OSError.
+    """
     start = layout.header_bytes
     places = {part.name: (part, offset) for part, offset in layout.offsets()}
     checksums = {}
@@ -129,7 +154,10 @@ class Opened:
 def open_checked(files: Files, descriptor: int, header_bytes: int, header_checksum: str) -> Opened:
     """Read and check a header of known length and checksum. Raises Damaged, OSError."""
     header = bytearray(header_bytes)
-    if files.read(descriptor, memoryview(header), 0) != header_bytes or checksum(memoryview(header)) != header_checksum:
+    if (
+        files.read(descriptor, memoryview(header), 0) != header_bytes
+        or checksum(memoryview(header)) != header_checksum
+    ):
         raise Damaged("a file's header has another checksum")
     try:
         layout, checksums = _parsed(bytes(header[8:]))
@@ -147,9 +175,14 @@ def _parsed(header: bytes) -> tuple[Layout, dict[str, str]]:
     """The parts that a header lists and their checksums. Raises all kinds of errors for what is no header."""
     entries = json.loads(header)
     about = entries.pop("__metadata__")
-    parts = tuple(Part(name, entry["dtype"], tuple(map(_length, entry["shape"]))) for name, entry in entries.items())
+    parts = tuple(
+        Part(name, entry["dtype"], tuple(map(_length, entry["shape"]))) for name, entry in entries.items()
+    )
     digits = str(about["checksums"])
-    checksums = {part.name: digits[number * _CHECKSUM_DIGITS : (number + 1) * _CHECKSUM_DIGITS] for number, part in enumerate(parts)}
+    checksums = {
+        part.name: digits[number * _CHECKSUM_DIGITS : (number + 1) * _CHECKSUM_DIGITS]
+        for number, part in enumerate(parts)
+    }
     return Layout(parts, json.loads(about["about"])), checksums
 
 

@@ -1,4 +1,6 @@
-"""What a put is going to write: the files, their layouts and the manifest, all known before the first byte."""
+"""What a put is going to write: the files, their layouts and the manifest, all known before the first
+byte.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +75,11 @@ class Plan:
         begin, end = self.segment.begin, self.tokens
         name, state_name = _segment_name(begin, end), _state_name(end)
         added = planned_file(name, begin, end, self.layouts[name])
-        state = planned_file(state_name, end, end, self.layouts[state_name]) if state_name in self.layouts else None
+        state = (
+            planned_file(state_name, end, end, self.layouts[state_name])
+            if state_name in self.layouts
+            else None
+        )
         return Manifest(
             entry_id=base.manifest.entry_id if base else secrets.token_hex(16),
             kind=self.entry.kind,
@@ -91,7 +97,9 @@ class Plan:
         )
 
     def contents(self) -> dict[str, Iterator[tuple[str, memoryview]]]:
-        """The bytes of each file, tensor by tensor: each is encoded when its turn comes. The iterators raise CannotEncode."""
+        """The bytes of each file, tensor by tensor: each is encoded when its turn comes. The iterators raise
+        CannotEncode.
+        """
         return dict(zip(self.layouts, (self._range_parts(), self._parts(self.segment.states)), strict=False))
 
     def _range_parts(self) -> Iterator[tuple[str, memoryview]]:
@@ -100,7 +108,9 @@ class Plan:
 
     def _parts(self, tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, memoryview]]:
         for name, tensor in tensors.items():
-            for part, data in zip(self.coded[name].parts(), formats.encode(tensor, self.coded[name]), strict=True):
+            for part, data in zip(
+                self.coded[name].parts(), formats.encode(tensor, self.coded[name]), strict=True
+            ):
                 yield part.name, formats.as_bytes(data)
 
 
@@ -118,7 +128,9 @@ def _ids_digest(packed: bytes) -> str:
 
 def _layout(coded: Sequence[Coded], more: Sequence[Part]) -> Layout:
     parts = [part for one in coded for part in one.parts()]
-    return Layout.of([*more, *parts], {"tensors": [[one.name, list(one.shape), one.dtype, one.encoding] for one in coded]})
+    return Layout.of(
+        [*more, *parts], {"tensors": [[one.name, list(one.shape), one.dtype, one.encoding] for one in coded]}
+    )
 
 
 def _check_shapes(entry: Entry, segment: Segment) -> None:

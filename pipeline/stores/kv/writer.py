@@ -1,4 +1,6 @@
-"""Writing beside the run: one thread, a bounded queue. A write that finds no room in it is skipped, so the run never waits."""
+"""Writing beside the run: one thread, a bounded queue. A write that finds no room in it is skipped, so the
+run never waits.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ _log = logging.getLogger(__name__)
 
 
 class BackgroundWriter:
-    """Puts into ``store`` in the order of the calls. At most ``queued`` writes and ``queued_bytes`` of tensors wait.
+    """Puts into ``store`` in the order of the calls. At most ``queued`` writes and ``queued_bytes`` of
+    tensors wait.
 
     The thread is a daemon: a process that ends without ``close`` loses what waits, which the store survives.
     """
@@ -39,7 +42,9 @@ class BackgroundWriter:
         self._thread.start()
 
     def put(self, entry: Entry, segment: Segment, *, copy: bool = True) -> Future[Receipt] | None:
-        """See KvStore.put; None if skipped. ``copy`` False: the caller never changes the tensors' memory again."""
+        """See KvStore.put; None if skipped. ``copy`` False: the caller never changes the tensors' memory
+        again.
+        """
         tensors = (*segment.ranges.values(), *segment.states.values())
         size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         with self._room:
@@ -47,13 +52,19 @@ class BackgroundWriter:
             if self._closed or full:
                 self._store.counters.declined["skipped"] += 1
                 return None
-        kept = replace(segment, ranges=_copied(segment.ranges), states=_copied(segment.states)) if copy else segment
+        kept = (
+            replace(segment, ranges=_copied(segment.ranges), states=_copied(segment.states))
+            if copy
+            else segment
+        )
         return self._enqueue(lambda: self._store.put(entry, kept), size_bytes)
 
     def finish_checkpoint(
         self, fingerprint: Mapping[str, Any], owner: Mapping[str, Any], *, become: Kind | None = None
     ) -> Future[bool] | None:
-        """See KvStore.finish_checkpoint; after the writes that were put before it, and never skipped before ``close``."""
+        """See KvStore.finish_checkpoint; after the writes that were put before it, and never skipped before
+        ``close``.
+        """
         if self._closed:
             return None
         return self._enqueue(lambda: self._store.finish_checkpoint(fingerprint, owner, become=become), 0)
@@ -72,7 +83,9 @@ class BackgroundWriter:
             return self._room.wait_for(lambda: self._waiting == 0, timeout_seconds)
 
     def close(self, timeout_seconds: float | None = None) -> bool:
-        """Take nothing more, finish what waits, end the thread. False: not within the time; it then goes on until the process ends."""
+        """Take nothing more, finish what waits, end the thread. False: not within the time; it then goes on
+        until the process ends.
+        """
         if not self._closed:
             self._closed = True
             self._jobs.put(None)
@@ -101,5 +114,7 @@ class BackgroundWriter:
 
 
 def _copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """On the CPU, in memory of their own: what is put may be a view of storage that the run goes on writing to."""
+    """On the CPU, in memory of their own: what is put may be a view of storage that the run goes on writing
+    to.
+    """
     return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}

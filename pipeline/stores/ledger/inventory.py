@@ -1,8 +1,9 @@
-"""One reading of the source, entered in the ledger: rows, works to be done, rejects; large transactions, flat memory.
+"""One reading of the source, entered in the ledger: rows, works to be done, rejects; large transactions, flat
+memory.
 
-Rows are told apart by document key and occurrence, never by position: reordered, they are found again; removed ones were last seen
-by an older inventory; an edited one has a new key. An inventory that did not reach the end of the source (interrupted, or
-limited) removes nothing.
+Rows are told apart by document key and occurrence, never by position: reordered, they are found again;
+removed ones were last seen by an older inventory; an edited one has a new key. An inventory that did not
+reach the end of the source (interrupted, or limited) removes nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ _ROWS_PER_COMMIT = 16_384
 class Inventory:
     """Takes rows in reading order; ``finish`` makes it count."""
 
-    def __init__(self, writing: Callable[[], AbstractContextManager[sa.Connection]], run: int, jobs: Sequence[tuple[int, TaskJob]]) -> None:
+    def __init__(
+        self,
+        writing: Callable[[], AbstractContextManager[sa.Connection]],
+        run: int,
+        jobs: Sequence[tuple[int, TaskJob]],
+    ) -> None:
         self._writing = writing
         self._jobs = jobs
         self._documents: list[Document] = []
@@ -33,7 +39,9 @@ class Inventory:
         self._ordinal = 0
         self._rejected = 0
         with writing() as connection:
-            added = connection.execute(inventories.insert().values(run_id=run, complete=0, rows=0, rejected=0)).inserted_primary_key
+            added = connection.execute(
+                inventories.insert().values(run_id=run, complete=0, rows=0, rejected=0)
+            ).inserted_primary_key
             assert added is not None
             self._id = int(added[0])
             connection.execute(rejects.delete())  # those of the latest inventory are kept
@@ -45,16 +53,22 @@ class Inventory:
             self._flush()
 
     def reject(self, rows: Sequence[Reject]) -> None:
-        """Rows that are not. Written at once: too many of them end the run, and then they are what the user needs to see."""
+        """Rows that are not. Written at once: too many of them end the run, and then they are what the user
+        needs to see.
+        """
         self._rejects += rows
         if rows:
             self._flush()
 
     def finish(self, *, complete: bool) -> None:
-        """Write what is left. ``complete``: the source was read to its end, and what was not seen is gone from it."""
+        """Write what is left. ``complete``: the source was read to its end, and what was not seen is gone
+        from it.
+        """
         self._flush()
         with self._writing() as connection:
-            connection.execute(inventories.update().where(inventories.c.id == self._id).values(complete=int(complete)))
+            connection.execute(
+                inventories.update().where(inventories.c.id == self._id).values(complete=int(complete))
+            )
 
     def _flush(self) -> None:
         documents, self._documents = self._documents, []
@@ -71,20 +85,34 @@ class Inventory:
             counted = inventories.update().where(inventories.c.id == self._id)
             connection.execute(counted.values(rows=self._ordinal, rejected=self._rejected))
 
-    def _enter_inputs(self, connection: sa.Connection, documents: Sequence[Document], keys: Sequence[str]) -> None:
+    def _enter_inputs(
+        self, connection: sa.Connection, documents: Sequence[Document], keys: Sequence[str]
+    ) -> None:
         seen = self._occurrences(connection, keys)
         rows = []
         for ordinal, (document, key) in enumerate(zip(documents, keys, strict=True), self._ordinal):
             origin, fields = document.origin, document.fields
-            rows.append((
-                key, seen[key], storable(document.id), ordinal, storable(origin.file), origin.line, origin.offset,
-                json.dumps(dict(fields)) if fields else None, len(document.text), self._id,
-            ))  # fmt: skip
+            rows.append(
+                (
+                    key,
+                    seen[key],
+                    storable(document.id),
+                    ordinal,
+                    storable(origin.file),
+                    origin.line,
+                    origin.offset,
+                    json.dumps(dict(fields)) if fields else None,
+                    len(document.text),
+                    self._id,
+                )
+            )
             seen[key] += 1
         _enter(connection, inputs, ("ordinal", "file", "line", "offset", "fields", "inventory_id"), rows)
 
     def _occurrences(self, connection: sa.Connection, keys: Sequence[str]) -> Counter[str]:
-        """How often each key has been seen in this inventory so far; asked of the table, so that memory stays flat."""
+        """How often each key has been seen in this inventory so far; asked of the table, so that memory stays
+        flat.
+        """
         counted: Counter[str] = Counter()
         distinct = list(dict.fromkeys(keys))
         for begin in range(0, len(distinct), 500):
@@ -97,7 +125,9 @@ class Inventory:
             counted.update({row.document_key: row.rows for row in connection.execute(query)})
         return counted
 
-    def _enter_works(self, connection: sa.Connection, documents: Sequence[Document], keys: Sequence[str]) -> None:
+    def _enter_works(
+        self, connection: sa.Connection, documents: Sequence[Document], keys: Sequence[str]
+    ) -> None:
         for task_id, job in self._jobs:
             rows = {}
             for document, document_key in zip(documents, keys, strict=True):
@@ -108,12 +138,18 @@ class Inventory:
 
     def _reject_row(self, reject: Reject) -> dict[str, Any]:
         return {
-            "inventory_id": self._id, "file": reject.origin.file, "line": reject.origin.line, "offset": reject.origin.offset,
-            "reason": reject.reason, "excerpt": reject.excerpt,
-        }  # fmt: skip
+            "inventory_id": self._id,
+            "file": reject.origin.file,
+            "line": reject.origin.line,
+            "offset": reject.origin.offset,
+            "reason": reject.reason,
+            "excerpt": reject.excerpt,
+        }
 
 
-def _enter(connection: sa.Connection, table: sa.Table, changing: Sequence[str], rows: list[tuple[Any, ...]]) -> None:
+def _enter(
+    connection: sa.Connection, table: sa.Table, changing: Sequence[str], rows: list[tuple[Any, ...]]
+) -> None:
     """Insert rows of the table's columns, or update the ``changing`` ones of those that are there.
 
     As plain tuples: preparing a million dictionaries takes longer than SQLite itself.

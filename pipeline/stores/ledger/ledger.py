@@ -1,8 +1,9 @@
 """The ledger: the one source of truth for what has been asked, answered and failed in a run directory.
 
-Only the runner writes, one transaction a batch of documents; readers may look at any time. A work is one task's question about one
-document: (task, work key). Before a work begins its attempt is marked; when it ends, result, state and attempt are committed
-together. What is present is what the latest complete reading of the source has seen, or any later, partial one.
+Only the runner writes, one transaction a batch of documents; readers may look at any time. A work is one
+task's question about one document: (task, work key). Before a work begins its attempt is marked; when it
+ends, result, state and attempt are committed together. What is present is what the latest complete reading of
+the source has seen, or any later, partial one.
 """
 
 from __future__ import annotations
@@ -49,28 +50,40 @@ Answered = tuple[WorkId, Step, Generation]
 """A reply inside a work: whose, to which question, what."""
 _KEYS_AT_ONCE = 500
 
-# What every batch of documents costs: built once, run with many rows at a time. Building them for each document took longer than
-# SQLite itself.
+# What every batch of documents costs: built once, run with many rows at a time. Building them for each
+# document took longer than SQLite itself.
 _MINE = (work.c.task_id == sa.bindparam("of_task"), work.c.key == sa.bindparam("of_key"))
-# States are looked at here, not in SQLite: given both, it takes the index of states, and reads all that is pending for a few keys.
+# States are looked at here, not in SQLite: given both, it takes the index of states, and reads all that is
+# pending for a few keys.
 _AMONG = sa.select(work.c.key, work.c.state, work.c.attempts, work.c.crashes).where(
     work.c.task_id == sa.bindparam("of_task"), work.c.key.in_(sa.bindparam("keys", expanding=True))
 )
 _BEGIN = work.update().where(*_MINE).values(state="running", attempts=work.c.attempts + 1)
 _END = work.update().where(*_MINE).values(state=sa.bindparam("now_state"))
 _OPEN_ATTEMPT = attempts.insert().values(
-    task_id=sa.bindparam("of_task"), key=sa.bindparam("of_key"), run_id=sa.bindparam("run"), started_at=sa.bindparam("now"),
+    task_id=sa.bindparam("of_task"),
+    key=sa.bindparam("of_key"),
+    run_id=sa.bindparam("run"),
+    started_at=sa.bindparam("now"),
     number=sa.select(work.c.attempts).where(*_MINE).scalar_subquery(),
-)  # fmt: skip
+)
 _CLOSE_ATTEMPT = (
     attempts.update()
-    .where(attempts.c.task_id == sa.bindparam("of_task"), attempts.c.key == sa.bindparam("of_key"), attempts.c.outcome.is_(None))
+    .where(
+        attempts.c.task_id == sa.bindparam("of_task"),
+        attempts.c.key == sa.bindparam("of_key"),
+        attempts.c.outcome.is_(None),
+    )
     .values(outcome=sa.bindparam("how"), detail=sa.bindparam("why"), ended_at=sa.bindparam("now"))
 )
-# What has taken the runner down in one task is likely to do so in the others: they, too, are tried last and alone.
+# What has taken the runner down in one task is likely to do so in the others: they, too, are tried last and
+# alone.
 _BLAME = (
     work.update()
-    .where(work.c.document_key == sa.select(work.c.document_key).where(*_MINE).scalar_subquery(), work.c.state.in_(("pending", "running")))
+    .where(
+        work.c.document_key == sa.select(work.c.document_key).where(*_MINE).scalar_subquery(),
+        work.c.state.in_(("pending", "running")),
+    )
     .values(crashes=work.c.crashes + 1)
 )
 _KEEP_RESULT = insert(results).prefix_with("OR REPLACE")
@@ -80,7 +93,9 @@ _KEEP_FEATURES = insert(features).prefix_with("OR REPLACE")
 
 @dataclass(frozen=True, slots=True)
 class PendingWork:
-    """A work to be done. ``crashes`` counts attempts that ended with the worker's death, ``attempts`` all of them."""
+    """A work to be done. ``crashes`` counts attempts that ended with the worker's death, ``attempts`` all of
+    them.
+    """
 
     key: str
     attempts: int
@@ -92,7 +107,9 @@ class Ledger(LedgerReader):
 
     @classmethod
     def open(cls, path: Path, *, write: bool) -> Ledger:
-        """Open, or with ``write`` create, the ledger. Raises UsageError when there is none, LedgerError when it is not ours."""
+        """Open, or with ``write`` create, the ledger. Raises UsageError when there is none, LedgerError when
+        it is not ours.
+        """
         if not write and not path.exists():
             raise UsageError(f"{path.parent} is not a run directory: it has no {path.name}")
         if write and not path.exists():  # SQLite gives its other files the same rights
@@ -123,25 +140,34 @@ class Ledger(LedgerReader):
         """Close the file."""
         self._engine.dispose()
 
-    # ── runs ───────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── runs ────────────────────────────────────────────────────────────────────────────────────────────────
 
     def begin_run(self, facts: Mapping[str, Any], died_in: WorkId | None = None) -> int:
-        """Open a run. Attempts that an earlier one left open were cut short with it: nobody's fault, and pending again.
+        """Open a run. Attempts that an earlier one left open were cut short with it: nobody's fault, and
+        pending again.
 
-        Except that of ``died_in``, which the runner itself was working on when it died: that one counts against it.
+        Except that of ``died_in``, which the runner itself was working on when it died: that one counts
+        against it.
         """
         now = time.time()
         with self._writing() as connection:
             if died_in is not None and died_in[0] in self._task_ids:
                 mine = {"of_task": self._task_ids[died_in[0]], "of_key": died_in[1]}
                 connection.execute(_BLAME, mine)
-                connection.execute(_CLOSE_ATTEMPT, {**mine, "how": RUNNER_DIED, "why": "the run died in this document", "now": now})
-            run = connection.execute(runs.insert().values(started_at=now, facts=dict(facts))).inserted_primary_key
+                connection.execute(
+                    _CLOSE_ATTEMPT,
+                    {**mine, "how": RUNNER_DIED, "why": "the run died in this document", "now": now},
+                )
+            run = connection.execute(
+                runs.insert().values(started_at=now, facts=dict(facts))
+            ).inserted_primary_key
             assert run is not None
             connection.execute(
                 attempts.update()
                 .where(attempts.c.outcome.is_(None))
-                .values(outcome="interrupted", detail="the run ended without ending this attempt", ended_at=now)
+                .values(
+                    outcome="interrupted", detail="the run ended without ending this attempt", ended_at=now
+                )
             )
             connection.execute(work.update().where(work.c.state == "running").values(state="pending"))
             return int(run[0])
@@ -155,25 +181,34 @@ class Ledger(LedgerReader):
     def end_run(self, run: int, exit_code: int, reason: str) -> None:
         """Close a run with its outcome."""
         with self._writing() as connection:
-            connection.execute(runs.update().where(runs.c.id == run).values(ended_at=time.time(), exit_code=exit_code, reason=reason))
+            connection.execute(
+                runs.update()
+                .where(runs.c.id == run)
+                .values(ended_at=time.time(), exit_code=exit_code, reason=reason)
+            )
 
     def resolve(self, name: str, value: Any) -> Any:
         """Keep ``value`` for ``name`` unless one is kept already; returns the one that is kept."""
         with self._writing() as connection:
-            connection.execute(insert(meta).values(name=f"resolved.{name}", value=value).on_conflict_do_nothing())
+            connection.execute(
+                insert(meta).values(name=f"resolved.{name}", value=value).on_conflict_do_nothing()
+            )
         return self.resolved()[name]
 
-    # ── tasks ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── tasks ───────────────────────────────────────────────────────────────────────────────────────────────
 
     def accept_tasks(self, jobs: Sequence[TaskJob], *, fork: bool) -> None:
-        """Take the tasks of a configuration in: new ones are added, known ones found again, changed ones refused or forked.
+        """Take the tasks of a configuration in: new ones are added, known ones found again, changed ones
+        refused or forked.
 
         Raises JobChanged with the differences of every changed task.
         """
         with self._writing() as connection:
             refused = []
             for job in jobs:
-                versions = connection.execute(sa.select(tasks).where(tasks.c.name == job.name).order_by(tasks.c.version)).all()
+                versions = connection.execute(
+                    sa.select(tasks).where(tasks.c.name == job.name).order_by(tasks.c.version)
+                ).all()
                 same = next((row for row in versions if row.fingerprint == job.fingerprint), None)
                 if same is None and versions and not fork:
                     active = next(row for row in versions if row.active)
@@ -190,33 +225,51 @@ class Ledger(LedgerReader):
         self._load_tasks()
 
     def _add_version(self, connection: sa.Connection, job: TaskJob, version: int) -> None:
-        values = {"kind": job.kind, "fingerprint": job.fingerprint, "identity": dict(job.identity), "fields": list(job.fields)}
+        values = {
+            "kind": job.kind,
+            "fingerprint": job.fingerprint,
+            "identity": dict(job.identity),
+            "fields": list(job.fields),
+        }
         connection.execute(tasks.insert().values(name=job.name, version=version, active=0, **values))
         self._activate(connection, job.name, version)
 
     def _activate(self, connection: sa.Connection, name: str, version: int) -> None:
-        connection.execute(tasks.update().where(tasks.c.name == name).values(active=sa.case((tasks.c.version == version, 1), else_=0)))
+        connection.execute(
+            tasks.update()
+            .where(tasks.c.name == name)
+            .values(active=sa.case((tasks.c.version == version, 1), else_=0))
+        )
 
-    # ── inputs and works ───────────────────────────────────────────────────────────────────────────────────────────
+    # ── inputs and works ────────────────────────────────────────────────────────────────────────────────────
 
     def start_inventory(self, run: int) -> Inventory:
         """Begin to read the source: which rows there are, and what each active task has to do about them."""
-        return Inventory(self._writing, run, [(self._task_ids[row.job.name], row.job) for row in self.tasks()])
+        return Inventory(
+            self._writing, run, [(self._task_ids[row.job.name], row.job) for row in self.tasks()]
+        )
 
     def pending(self, task: str, keys: Sequence[str]) -> dict[str, PendingWork]:
         """Those of ``keys`` that are to be worked on now, in their order."""
         with self._reading() as connection:
             rows = self._among(connection, task, keys)
-            found = {row.key: PendingWork(row.key, row.attempts, row.crashes) for row in rows if row.state == "pending"}
+            found = {
+                row.key: PendingWork(row.key, row.attempts, row.crashes)
+                for row in rows
+                if row.state == "pending"
+            }
         return {key: found[key] for key in keys if key in found}
 
     def _among(self, connection: sa.Connection, task: str, keys: Sequence[str]) -> Iterator[Any]:
         """The works of a task that have one of ``keys``."""
         for begin in range(0, len(keys), _KEYS_AT_ONCE):
-            yield from connection.execute(_AMONG, {"of_task": self._task_ids[task], "keys": keys[begin : begin + _KEYS_AT_ONCE]})
+            yield from connection.execute(
+                _AMONG, {"of_task": self._task_ids[task], "keys": keys[begin : begin + _KEYS_AT_ONCE]}
+            )
 
     def mark(self, run: int, works: Sequence[WorkId]) -> list[WorkId]:
-        """Note durably that these are about to be worked on, so that one that takes the process down can be found.
+        """Note durably that these are about to be worked on, so that one that takes the process down can be
+        found.
 
         Returns those that were pending; the others are left as they are.
         """
@@ -251,7 +304,13 @@ class Ledger(LedgerReader):
                 connection.execute(_KEEP_REPLY, [self._reply(*one) for one in answered])
             if outcomes:
                 rows = [(self._task_ids[outcome.task], outcome) for outcome in outcomes]
-                connection.execute(_END, [{"of_task": task, "of_key": outcome.key, "now_state": outcome.state} for task, outcome in rows])
+                connection.execute(
+                    _END,
+                    [
+                        {"of_task": task, "of_key": outcome.key, "now_state": outcome.state}
+                        for task, outcome in rows
+                    ],
+                )
                 connection.execute(_KEEP_RESULT, [_result(outcome, task, run, now) for task, outcome in rows])
                 states = [
                     {"task_id": task, "key": outcome.key, "state": outcome.answer.features}
@@ -260,44 +319,71 @@ class Ledger(LedgerReader):
                 ]
                 if states:
                     connection.execute(_KEEP_FEATURES, states)
-                self._close_attempts(connection, [(task, outcome.key, outcome.state) for task, outcome in rows], now)
+                self._close_attempts(
+                    connection, [(task, outcome.key, outcome.state) for task, outcome in rows], now
+                )
 
-    def _in_state(self, connection: sa.Connection, works: Sequence[WorkId], states: Sequence[str]) -> set[WorkId]:
+    def _in_state(
+        self, connection: sa.Connection, works: Sequence[WorkId], states: Sequence[str]
+    ) -> set[WorkId]:
         """Those of ``works`` that are in one of ``states``."""
         keys: dict[str, list[str]] = {}
         for task, key in works:
             keys.setdefault(task, []).append(key)
-        return {(task, row.key) for task, mine in keys.items() for row in self._among(connection, task, mine) if row.state in states}
+        return {
+            (task, row.key)
+            for task, mine in keys.items()
+            for row in self._among(connection, task, mine)
+            if row.state in states
+        }
 
-    def drop(self, run: int, works: Sequence[WorkId], outcome: str, detail: str) -> None:  # noqa: ARG002  # as its siblings
-        """Close attempts that gave no result; their works are pending again. Only ``crashed`` counts against a document."""
+    # as its siblings
+    def drop(self, run: int, works: Sequence[WorkId], outcome: str, detail: str) -> None:  # noqa: ARG002
+        """Close attempts that gave no result; their works are pending again. Only ``crashed`` counts against
+        a document.
+        """
         keyed = [(self._task_ids[task], key) for task, key in works]
         with self._writing() as connection:
             for task, key in keyed:
                 more = {"crashes": work.c.crashes + 1} if outcome == "crashed" else {}
                 mine = (work.c.task_id == task, work.c.key == key, work.c.state == "running")
                 connection.execute(work.update().where(*mine).values(state="pending", **more))
-            self._close_attempts(connection, [(task, key, outcome) for task, key in keyed], time.time(), detail)
+            self._close_attempts(
+                connection, [(task, key, outcome) for task, key in keyed], time.time(), detail
+            )
 
     @staticmethod
     def _close_attempts(
-        connection: sa.Connection, ended: Sequence[tuple[int, str, str]], now: float, detail: str | None = None
-    ) -> None:  # fmt: skip
-        rows = [{"of_task": task, "of_key": key, "how": outcome, "why": detail, "now": now} for task, key, outcome in ended]
+        connection: sa.Connection,
+        ended: Sequence[tuple[int, str, str]],
+        now: float,
+        detail: str | None = None,
+    ) -> None:
+        rows = [
+            {"of_task": task, "of_key": key, "how": outcome, "why": detail, "now": now}
+            for task, key, outcome in ended
+        ]
         if rows:
             connection.execute(_CLOSE_ATTEMPT, rows)
 
-    def retry(self, names: Collection[str] | None = None, states: Collection[str] = ("failed", "quarantined")) -> int:
-        """Set failed and quarantined works of the active tasks back to pending; returns how many. Their history stays."""
+    def retry(
+        self, names: Collection[str] | None = None, states: Collection[str] = ("failed", "quarantined")
+    ) -> int:
+        """Set failed and quarantined works of the active tasks back to pending; returns how many. Their
+        history stays.
+        """
         unknown = sorted(set(names or ()) - set(self._task_ids))
         if unknown:
-            raise UsageError(f"there is no task {unknown[0]!r} in this run directory; it has {', '.join(sorted(self._task_ids))}")
+            raise UsageError(
+                f"there is no task {unknown[0]!r} in this run directory; it has "
+                f"{', '.join(sorted(self._task_ids))}"
+            )
         chosen = [task for name, task in self._task_ids.items() if names is None or name in names]
         with self._writing() as connection:
             mine = (work.c.task_id.in_(chosen), work.c.state.in_(states))
             return connection.execute(work.update().where(*mine).values(state="pending", crashes=0)).rowcount
 
-    # ── replies inside documents ───────────────────────────────────────────────────────────────────────────────────
+    # ── replies inside documents ────────────────────────────────────────────────────────────────────────────
 
     def record_replies(self, answered: Sequence[Answered]) -> None:
         """Keep replies of documents that are not finished by them."""
@@ -305,28 +391,45 @@ class Ledger(LedgerReader):
 
     def _reply(self, of: WorkId, step: Step, generation: Generation) -> dict[str, Any]:
         return {
-            "task_id": self._task_ids[of[0]], "key": of[1], "step_key": step.key, "name": step.name,
-            "span_start": step.span[0] if step.span else None, "span_end": step.span[1] if step.span else None,
-            "generation": {**pack_generation(generation), "features": base64.b64encode(generation.features).decode()},
-        }  # fmt: skip
+            "task_id": self._task_ids[of[0]],
+            "key": of[1],
+            "step_key": step.key,
+            "name": step.name,
+            "span_start": step.span[0] if step.span else None,
+            "span_end": step.span[1] if step.span else None,
+            "generation": {
+                **pack_generation(generation),
+                "features": base64.b64encode(generation.features).decode(),
+            },
+        }
 
-    # ── views ──────────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── views ───────────────────────────────────────────────────────────────────────────────────────────────
 
-    def keep_view(self, task: str, calibration: str, threshold: float | None, facts: Mapping[str, Any]) -> ViewRow:
+    def keep_view(
+        self, task: str, calibration: str, threshold: float | None, facts: Mapping[str, Any]
+    ) -> ViewRow:
         """Keep a view; one that is the latest already is not kept twice."""
         known = self.views(task)
-        if known and (known[-1].calibration, known[-1].threshold, known[-1].facts) == (calibration, threshold, dict(facts)):
+        if known and (known[-1].calibration, known[-1].threshold, known[-1].facts) == (
+            calibration,
+            threshold,
+            dict(facts),
+        ):
             return known[-1]
         now = time.time()
         with self._writing() as connection:
             connection.execute(
                 views.insert().values(
-                    task_id=self._task_ids[task], created_at=now, calibration=calibration, threshold=threshold, facts=dict(facts)
+                    task_id=self._task_ids[task],
+                    created_at=now,
+                    calibration=calibration,
+                    threshold=threshold,
+                    facts=dict(facts),
                 )
             )
         return ViewRow(len(known) + 1, now, calibration, threshold, facts)
 
-    # ── the file ───────────────────────────────────────────────────────────────────────────────────────────────────
+    # ── the file ────────────────────────────────────────────────────────────────────────────────────────────
 
     @contextmanager
     def _writing(self) -> Iterator[sa.Connection]:
@@ -348,9 +451,13 @@ class Ledger(LedgerReader):
         elif "meta" not in names or "work" not in names:
             raise LedgerError(f"{path} is a database, but not a ledger of ours; choose another run.directory")
         with self._reading() as connection:
-            found = connection.execute(sa.select(meta.c.value).where(meta.c.name == "format")).scalar_one_or_none()
+            found = connection.execute(
+                sa.select(meta.c.value).where(meta.c.name == "format")
+            ).scalar_one_or_none()
         if found != FORMAT:
-            raise LedgerError(f"{path} has format {found}, this version reads {FORMAT}; use the version that wrote it")
+            raise LedgerError(
+                f"{path} has format {found}, this version reads {FORMAT}; use the version that wrote it"
+            )
         if write:
             use_write_ahead_log(self._engine)
             with self._writing() as connection:
@@ -358,7 +465,9 @@ class Ledger(LedgerReader):
 
     def _load_tasks(self) -> None:
         with self._reading() as connection:
-            active = connection.execute(sa.select(tasks.c.name, tasks.c.id).where(tasks.c.active == 1).order_by(tasks.c.id))
+            active = connection.execute(
+                sa.select(tasks.c.name, tasks.c.id).where(tasks.c.active == 1).order_by(tasks.c.id)
+            )
             self._task_ids = {row.name: row.id for row in active}
 
 
@@ -366,7 +475,10 @@ def _result(outcome: Outcome, task: int, run: int, now: float) -> dict[str, Any]
     answer, failure = outcome.answer, outcome.failure
     assert set(STATES) >= {outcome.state}
     return {
-        "task_id": task, "key": outcome.key, "run_id": run, "recorded_at": now,
+        "task_id": task,
+        "key": outcome.key,
+        "run_id": run,
+        "recorded_at": now,
         "value": answer.value if answer else None,
         "finish_reason": answer.finish_reason if answer else None,
         "probabilities": dict(answer.probabilities) if answer and answer.probabilities is not None else None,
@@ -380,5 +492,7 @@ def _result(outcome: Outcome, task: int, run: int, now: float) -> dict[str, Any]
         "failure_kind": failure.kind if failure else None,
         "failure_message": failure.message if failure else None,
         "failure_attempt": failure.attempt if failure else None,
-        "seconds": outcome.seconds, "placement": outcome.placement, "batch_rows": outcome.batch_rows,
-    }  # fmt: skip
+        "seconds": outcome.seconds,
+        "placement": outcome.placement,
+        "batch_rows": outcome.batch_rows,
+    }

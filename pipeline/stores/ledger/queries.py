@@ -1,4 +1,6 @@
-"""What can be read off a ledger: counts, rows for the export, facts for the report. Queries only; all take an open connection."""
+"""What can be read off a ledger: counts, rows for the export, facts for the report. Queries only; all take an
+open connection.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +13,29 @@ import sqlalchemy as sa
 
 from pipeline.errors import LedgerError
 from pipeline.records import STATES, FieldValue, TaskJob
-from pipeline.stores.ledger.schema import features, inputs, inventories, rejects, replies, results, tasks, views, work
+from pipeline.stores.ledger.schema import (
+    features,
+    inputs,
+    inventories,
+    rejects,
+    replies,
+    results,
+    tasks,
+    views,
+    work,
+)
 
 _BLOCK_ROWS = 400
-_FIRST = inputs.c.occurrence == 0  # a reading that sees a repeated row has seen the first one: these are the distinct documents
+# a reading that sees a repeated row has seen the first one: these are the distinct documents
+_FIRST = inputs.c.occurrence == 0
 EMPTY_TEXT = "empty text: the document has nothing to read"
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Counts of what is present. ``documents`` are distinct texts under their ids, ``duplicates`` rows that repeat one exactly."""
+    """Counts of what is present. ``documents`` are distinct texts under their ids, ``duplicates`` rows that
+    repeat one exactly.
+    """
 
     documents: int
     rejected: int
@@ -32,14 +47,19 @@ class Status:
     @property
     def complete(self) -> bool:
         """The source was read to its end and nothing is left to do."""
-        return self.read_completely and not any(states["pending"] or states["running"] for states in self.tasks.values())
+        return self.read_completely and not any(
+            states["pending"] or states["running"] for states in self.tasks.values()
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The object that ``overnight status --json`` prints."""
         return {
-            "documents": self.documents, "rejected": self.rejected, "duplicates": self.duplicates, "complete": self.complete,
+            "documents": self.documents,
+            "rejected": self.rejected,
+            "duplicates": self.duplicates,
+            "complete": self.complete,
             "tasks": {name: dict(states) for name, states in self.tasks.items()},
-        }  # fmt: skip
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +103,9 @@ class TaskResult:
 
 @dataclass(frozen=True, slots=True)
 class ViewRow:
-    """A view as it is kept: ``number`` counts a task's views from 1, ``calibration`` is JSON, ``threshold`` a probability or None."""
+    """A view as it is kept: ``number`` counts a task's views from 1, ``calibration`` is JSON, ``threshold`` a
+    probability or None.
+    """
 
     number: int
     created_at: float
@@ -94,7 +116,8 @@ class ViewRow:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A document that a label task has finished: an id it came under, and its uncalibrated scores by label (natural logs).
+    """A document that a label task has finished: an id it came under, and its uncalibrated scores by label
+    (natural logs).
 
     ``features`` are what the model made of it, little-endian float16; empty where they were not kept.
     """
@@ -123,7 +146,9 @@ class RecordedStep:
 
 
 def answer_probability(value: Any, probabilities: Mapping[str, float] | None) -> float | None:
-    """Of a label its probability, abstained or not that of the best; of several labels that of the least certain yes or no."""
+    """Of a label its probability, abstained or not that of the best; of several labels that of the least
+    certain yes or no.
+    """
     known = {name: number for name, number in (probabilities or {}).items() if math.isfinite(number)}
     if not known or len(known) < len(probabilities or {}):
         return None
@@ -134,7 +159,9 @@ def answer_probability(value: Any, probabilities: Mapping[str, float] | None) ->
 
 def presence(connection: sa.Connection) -> int:
     """The latest complete inventory, 0 before there is one: what it or a later one has seen is present."""
-    latest = connection.execute(sa.select(sa.func.max(inventories.c.id)).where(inventories.c.complete == 1)).scalar_one_or_none()
+    latest = connection.execute(
+        sa.select(sa.func.max(inventories.c.id)).where(inventories.c.complete == 1)
+    ).scalar_one_or_none()
     return int(latest or 0)
 
 
@@ -145,7 +172,9 @@ def latest() -> sa.ScalarSelect[Any]:
 
 def states_seen(connection: sa.Connection, task: int) -> dict[str, int]:
     """Works by state among those that the latest inventory saw."""
-    query = sa.select(work.c.state, sa.func.count()).where(work.c.task_id == task, work.c.inventory_id == latest())
+    query = sa.select(work.c.state, sa.func.count()).where(
+        work.c.task_id == task, work.c.inventory_id == latest()
+    )
     counted: dict[str, int] = dict.fromkeys(map(str, STATES), 0)
     counted.update((state, count) for state, count in connection.execute(query.group_by(work.c.state)))
     return counted
@@ -153,53 +182,79 @@ def states_seen(connection: sa.Connection, task: int) -> dict[str, int]:
 
 def expects_work(connection: sa.Connection) -> bool:
     """Whether the latest inventory is not complete, or has seen works that are not finished."""
-    last = connection.execute(sa.select(inventories.c.id, inventories.c.complete).order_by(inventories.c.id.desc()).limit(1)).one_or_none()
+    last = connection.execute(
+        sa.select(inventories.c.id, inventories.c.complete).order_by(inventories.c.id.desc()).limit(1)
+    ).one_or_none()
     if last is None or not last.complete:
         return True
     tasks_now = sa.select(tasks.c.id).where(tasks.c.active == 1)
     undone = sa.select(work.c.key).where(
-        work.c.task_id.in_(tasks_now), work.c.state.in_(("pending", "running")), work.c.inventory_id == last.id
-    )  # fmt: skip
+        work.c.task_id.in_(tasks_now),
+        work.c.state.in_(("pending", "running")),
+        work.c.inventory_id == last.id,
+    )
     return connection.execute(undone.limit(1)).first() is not None
 
 
 def active_tasks(connection: sa.Connection) -> list[TaskRow]:
     """Active tasks, in the order in which their names came: a fork stays in its place."""
-    return [TaskRow(TaskJob(row.name, row.kind, row.identity, tuple(row.fields)), row.version) for row in _active(connection)]
+    return [
+        TaskRow(TaskJob(row.name, row.kind, row.identity, tuple(row.fields)), row.version)
+        for row in _active(connection)
+    ]
 
 
 def status(connection: sa.Connection) -> Status:
     """Count everything. Raises LedgerError when a task's works are not those of the inputs."""
     present = presence(connection)
     here = inputs.c.inventory_id >= present
-    rows, documents = connection.execute(sa.select(sa.func.count(), sa.func.count().filter(_FIRST)).where(here)).one()
+    rows, documents = connection.execute(
+        sa.select(sa.func.count(), sa.func.count().filter(_FIRST)).where(here)
+    ).one()
     clashes = sa.select(inputs.c.id).where(here, _FIRST).group_by(inputs.c.id).having(sa.func.count() > 1)
     last = connection.execute(sa.select(inventories).order_by(inventories.c.id.desc()).limit(1)).one_or_none()
     counted = {}
     for row in _active(connection):
         counted[row.name] = _task_states(connection, row, present, documents, bool(last and last.complete))
     return Status(
-        documents=documents, rejected=last.rejected if last else 0, duplicates=rows - documents,
-        clashing_ids=connection.execute(sa.select(sa.func.count()).select_from(clashes.subquery())).scalar_one(),
-        read_completely=bool(last and last.complete), tasks=counted,
-    )  # fmt: skip
+        documents=documents,
+        rejected=last.rejected if last else 0,
+        duplicates=rows - documents,
+        clashing_ids=connection.execute(
+            sa.select(sa.func.count()).select_from(clashes.subquery())
+        ).scalar_one(),
+        read_completely=bool(last and last.complete),
+        tasks=counted,
+    )
 
 
-def _task_states(connection: sa.Connection, task: Any, present: int, documents: int, read_completely: bool) -> dict[str, int]:
-    """Works by state. Documents that a task has not come to yet, because it was added after they were read, are pending."""
+def _task_states(
+    connection: sa.Connection, task: Any, present: int, documents: int, read_completely: bool
+) -> dict[str, int]:
+    """Works by state. Documents that a task has not come to yet, because it was added after they were read,
+    are pending.
+    """
     states = dict.fromkeys(STATES, 0) | _states(connection, task.id, present)
     works = sum(states.values())
     mine = (work.c.task_id == task.id, work.c.inventory_id >= present)
     known = (
-        connection.execute(sa.select(sa.func.count(sa.distinct(work.c.document_key))).where(*mine)).scalar_one() if task.fields else works
+        connection.execute(
+            sa.select(sa.func.count(sa.distinct(work.c.document_key))).where(*mine)
+        ).scalar_one()
+        if task.fields
+        else works
     )
     if known > documents or (known < documents and known and read_completely):
-        raise LedgerError(f"the ledger does not add up: task {task.name!r} knows {known:,} of {documents:,} documents")
+        raise LedgerError(
+            f"the ledger does not add up: task {task.name!r} knows {known:,} of {documents:,} documents"
+        )
     return {**states, "pending": states["pending"] + documents - known}
 
 
 def _states(connection: sa.Connection, task: int, present: int) -> dict[str, int]:
-    query = sa.select(work.c.state, sa.func.count().label("works")).where(work.c.task_id == task, work.c.inventory_id >= present)
+    query = sa.select(work.c.state, sa.func.count().label("works")).where(
+        work.c.task_id == task, work.c.inventory_id >= present
+    )
     return {row.state: row.works for row in connection.execute(query.group_by(work.c.state))}
 
 
@@ -207,12 +262,24 @@ def export_rows(connection: sa.Connection) -> Iterator[ExportRow]:
     """Present inputs in reading order, block by block."""
     present = presence(connection)
     jobs = [(row.id, TaskJob(row.name, row.kind, {}, tuple(row.fields))) for row in _active(connection)]
-    query = sa.select(inputs).where(inputs.c.inventory_id >= present).order_by(inputs.c.ordinal, inputs.c.inventory_id.desc())
+    query = (
+        sa.select(inputs)
+        .where(inputs.c.inventory_id >= present)
+        .order_by(inputs.c.ordinal, inputs.c.inventory_id.desc())
+    )
     for block in connection.execution_options(yield_per=_BLOCK_ROWS).execute(query).partitions():
         found = [_input(row) for row in block]
-        by_task = {job.name: _results(connection, task, [row.work_key(job) for row in found]) for task, job in jobs}
+        by_task = {
+            job.name: _results(connection, task, [row.work_key(job) for row in found]) for task, job in jobs
+        }
         for row in found:
-            yield ExportRow(row, {job.name: by_task[job.name].get(row.work_key(job), TaskResult("pending")) for _, job in jobs})
+            yield ExportRow(
+                row,
+                {
+                    job.name: by_task[job.name].get(row.work_key(job), TaskResult("pending"))
+                    for _, job in jobs
+                },
+            )
 
 
 def _active(connection: sa.Connection) -> Sequence[Any]:
@@ -222,13 +289,30 @@ def _active(connection: sa.Connection) -> Sequence[Any]:
 
 
 def _input(row: Any) -> InputRow:
-    return InputRow(row.id, row.document_key, row.ordinal, row.file, row.line, row.offset, row.fields or {}, row.characters)
+    return InputRow(
+        row.id,
+        row.document_key,
+        row.ordinal,
+        row.file,
+        row.line,
+        row.offset,
+        row.fields or {},
+        row.characters,
+    )
 
 
 def _results(connection: sa.Connection, task: int, keys: Sequence[str]) -> dict[str, TaskResult]:
     joined = work.outerjoin(results, (results.c.task_id == work.c.task_id) & (results.c.key == work.c.key))
-    columns = (work.c.key, work.c.state, results.c.value, results.c.finish_reason, results.c.probabilities, results.c.scores,
-               results.c.failure_kind, results.c.failure_message)  # fmt: skip
+    columns = (
+        work.c.key,
+        work.c.state,
+        results.c.value,
+        results.c.finish_reason,
+        results.c.probabilities,
+        results.c.scores,
+        results.c.failure_kind,
+        results.c.failure_message,
+    )
     joined, state = _with_features(connection, joined)
     query = sa.select(*columns, state).select_from(joined)
     rows = connection.execute(query.where(work.c.task_id == task, work.c.key.in_(set(keys))))
@@ -237,7 +321,14 @@ def _results(connection: sa.Connection, task: int, keys: Sequence[str]) -> dict[
 
 def _result(row: Any) -> TaskResult:
     if row.state == "done":
-        return TaskResult(row.state, row.value, row.finish_reason, row.probabilities, scores=row.scores, features=row.features)
+        return TaskResult(
+            row.state,
+            row.value,
+            row.finish_reason,
+            row.probabilities,
+            scores=row.scores,
+            features=row.features,
+        )
     if row.state in ("failed", "quarantined"):
         return TaskResult(row.state, error=f"{row.failure_kind}: {row.failure_message}")
     return TaskResult(row.state, error=EMPTY_TEXT if row.state == "skipped" else None)
@@ -248,15 +339,22 @@ def task_views(connection: sa.Connection, task: int) -> list[ViewRow]:
     if not sa.inspect(connection).has_table(views.name):
         return []
     found = connection.execute(sa.select(views).where(views.c.task_id == task).order_by(views.c.id))
-    return [ViewRow(number, row.created_at, row.calibration, row.threshold, row.facts) for number, row in enumerate(found, 1)]
+    return [
+        ViewRow(number, row.created_at, row.calibration, row.threshold, row.facts)
+        for number, row in enumerate(found, 1)
+    ]
 
 
 def _with_features(connection: sa.Connection, joined: Any) -> tuple[Any, sa.Label[Any]]:
-    """``joined`` with the works' features, and the column that they are in: empty bytes where none were kept, as in older ledgers."""
+    """``joined`` with the works' features, and the column that they are in: empty bytes where none were kept,
+    as in older ledgers.
+    """
     nothing = sa.literal(b"", sa.LargeBinary)
     if not sa.inspect(connection).has_table(features.name):
         return joined, nothing.label("features")
-    joined = joined.outerjoin(features, (features.c.task_id == work.c.task_id) & (features.c.key == work.c.key))
+    joined = joined.outerjoin(
+        features, (features.c.task_id == work.c.task_id) & (features.c.key == work.c.key)
+    )
     return joined, sa.func.coalesce(features.c.state, nothing).label("features")
 
 
@@ -281,15 +379,23 @@ def scored(connection: sa.Connection, task: int, *, with_features: bool = False)
 
 def rejected_rows(connection: sa.Connection) -> Iterator[dict[str, Any]]:
     """Rejected rows of the latest inventory."""
-    for row in connection.execution_options(yield_per=_BLOCK_ROWS).execute(sa.select(rejects).order_by(sa.literal_column("rowid"))):
-        yield {"file": row.file, "line": row.line, "offset": row.offset, "reason": row.reason, "excerpt": row.excerpt}
+    for row in connection.execution_options(yield_per=_BLOCK_ROWS).execute(
+        sa.select(rejects).order_by(sa.literal_column("rowid"))
+    ):
+        yield {
+            "file": row.file,
+            "line": row.line,
+            "offset": row.offset,
+            "reason": row.reason,
+            "excerpt": row.excerpt,
+        }
 
 
 def inputs_of(connection: sa.Connection, document_id: str) -> list[InputRow]:
     """Present inputs with this id, in reading order, a text once."""
     query = sa.select(inputs).where(
         inputs.c.id == document_id, inputs.c.inventory_id >= presence(connection), inputs.c.occurrence == 0
-    )  # fmt: skip
+    )
     return [_input(row) for row in connection.execute(query.order_by(inputs.c.ordinal))]
 
 
@@ -297,26 +403,43 @@ def recorded_steps(connection: sa.Connection, task: int, key: str) -> list[Recor
     """Replies recorded inside a work."""
     query = sa.select(replies).where(replies.c.task_id == task, replies.c.key == key)
     return [
-        RecordedStep(row.name, None if row.span_start is None else (row.span_start, row.span_end), row.generation)
+        RecordedStep(
+            row.name, None if row.span_start is None else (row.span_start, row.span_end), row.generation
+        )
         for row in connection.execute(query.order_by(replies.c.span_start, replies.c.name))
     ]
 
 
-def task_results(connection: sa.Connection, task: int, *, scores: bool = False) -> Iterator[Mapping[str, Any]]:
-    """Results of a task's present works: what reports need of every row, with ``state``, ``characters``, the ``attempts`` made, and how
-    many characters the steps of a document in parts ``covered``. Raw texts and, unless wanted, ``scores`` and features, the bulk of a row,
-    stay away; so do ids, which are asked for with ``some_id`` where they are shown.
+def task_results(
+    connection: sa.Connection, task: int, *, scores: bool = False
+) -> Iterator[Mapping[str, Any]]:
+    """Results of a task's present works: what reports need of every row, with ``state``, ``characters``, the
+    ``attempts`` made, and how many characters the steps of a document in parts ``covered``. Raw texts and,
+    unless wanted, ``scores`` and features, the bulk of a row, stay away; so do ids, which are asked for with
+    ``some_id`` where they are shown.
     """
     joined = work.join(results, (results.c.task_id == work.c.task_id) & (results.c.key == work.c.key))
-    shown: list[sa.ColumnElement[Any]] = [column for column in results.c if column.name != "raw" and (scores or column.name != "scores")]
-    of_work = (work.c.state, work.c.characters, work.c.characters.label("covered"), work.c.document_key, work.c.attempts)
+    shown: list[sa.ColumnElement[Any]] = [
+        column for column in results.c if column.name != "raw" and (scores or column.name != "scores")
+    ]
+    of_work = (
+        work.c.state,
+        work.c.characters,
+        work.c.characters.label("covered"),
+        work.c.document_key,
+        work.c.attempts,
+    )
     if scores:
         joined, state = _with_features(connection, joined)
         shown.append(state)
     query = (
         sa.select(*shown, *of_work)
         .select_from(joined)
-        .where(work.c.task_id == task, work.c.inventory_id >= presence(connection), work.c.state.notin_(("pending", "running")))
+        .where(
+            work.c.task_id == task,
+            work.c.inventory_id >= presence(connection),
+            work.c.state.notin_(("pending", "running")),
+        )
     )
     row: Any  # a mapping by column names
     for row in connection.execution_options(yield_per=_BLOCK_ROWS).execute(query).mappings():
@@ -325,14 +448,18 @@ def task_results(connection: sa.Connection, task: int, *, scores: bool = False) 
 
 def some_id(connection: sa.Connection, document_key: str) -> str:
     """An id under which a document was read, the first in their order."""
-    return str(connection.execute(sa.select(sa.func.min(inputs.c.id)).where(inputs.c.document_key == document_key)).scalar_one())
+    return str(
+        connection.execute(
+            sa.select(sa.func.min(inputs.c.id)).where(inputs.c.document_key == document_key)
+        ).scalar_one()
+    )
 
 
 def _covered(connection: sa.Connection, task: int, key: str) -> int:
     """Characters in the union of the spans that a work's recorded steps have read."""
     spans = sa.select(replies.c.span_start, replies.c.span_end).where(
         replies.c.task_id == task, replies.c.key == key, replies.c.span_start.is_not(None)
-    )  # fmt: skip
+    )
     covered = reached = 0
     for start, end in connection.execute(spans.order_by(replies.c.span_start)):
         covered += max(0, end - max(start, reached))
@@ -352,7 +479,9 @@ def features_of(connection: sa.Connection, task: int, key: str) -> bytes:
     """What the model made of a document; empty where it was not kept."""
     if not sa.inspect(connection).has_table(features.name):
         return b""
-    found = connection.execute(sa.select(features.c.state).where(features.c.task_id == task, features.c.key == key)).scalar_one_or_none()
+    found = connection.execute(
+        sa.select(features.c.state).where(features.c.task_id == task, features.c.key == key)
+    ).scalar_one_or_none()
     return bytes(found or b"")
 
 

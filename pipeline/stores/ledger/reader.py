@@ -1,4 +1,6 @@
-"""Looking into a ledger: counts, rows for exports, facts for reports. Each look is one snapshot, also while the writer goes on."""
+"""Looking into a ledger: counts, rows for exports, facts for reports. Each look is one snapshot, also while
+the writer goes on.
+"""
 
 from __future__ import annotations
 
@@ -31,33 +33,47 @@ class LedgerReader:
     def resolved(self) -> dict[str, Any]:
         """What ``auto`` has meant in this run directory, by name."""
         with self._reading() as connection:
-            rows = connection.execute(sa.select(meta.c.name, meta.c.value).where(meta.c.name.like("resolved.%")))
+            rows = connection.execute(
+                sa.select(meta.c.name, meta.c.value).where(meta.c.name.like("resolved.%"))
+            )
             return {name.removeprefix("resolved."): value for name, value in rows}
 
     def pending_size(self, task: str) -> tuple[int, int]:
         """(works, characters) of a task that the latest reading of the source saw and that are pending."""
         with self._reading() as connection:
             query = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(work.c.characters), 0)).where(
-                work.c.task_id == self._task_ids[task], work.c.state == "pending", work.c.inventory_id == queries.latest()
+                work.c.task_id == self._task_ids[task],
+                work.c.state == "pending",
+                work.c.inventory_id == queries.latest(),
             )
             count, characters = connection.execute(query).one()
             return int(count), int(characters)
 
     def states_seen(self, task: str) -> dict[str, int]:
-        """Works by state among those that the latest reading of the source saw: what a run was about, also a limited one."""
+        """Works by state among those that the latest reading of the source saw: what a run was about, also a
+        limited one.
+        """
         with self._reading() as connection:
             return queries.states_seen(connection, self._task_ids[task])
 
     def expects_work(self) -> bool:
-        """Whether the source was never read to its end, or its latest reading has left works undone: a guess before it is read again."""
+        """Whether the source was never read to its end, or its latest reading has left works undone: a guess
+        before it is read again.
+        """
         with self._reading() as connection:
             return queries.expects_work(connection)
 
     def runner_deaths(self, task: str, key: str) -> int:
         """How often the runner itself has died in this work, of all the times it was tried."""
         with self._reading() as connection:
-            mine = (attempts.c.task_id == self._task_ids[task], attempts.c.key == key, attempts.c.outcome == RUNNER_DIED)
-            return int(connection.execute(sa.select(sa.func.count()).select_from(attempts).where(*mine)).scalar_one())
+            mine = (
+                attempts.c.task_id == self._task_ids[task],
+                attempts.c.key == key,
+                attempts.c.outcome == RUNNER_DIED,
+            )
+            return int(
+                connection.execute(sa.select(sa.func.count()).select_from(attempts).where(*mine)).scalar_one()
+            )
 
     def replies(self, task: str, key: str) -> dict[str, Generation]:
         """Replies recorded for a work, by step key."""
@@ -67,8 +83,9 @@ class LedgerReader:
             )
             found = connection.execute(query).all()
         return {
-            step: unpack_generation({**packed, "features": base64.b64decode(packed.get("features", ""))}) for step, packed in found
-        }  # fmt: skip
+            step: unpack_generation({**packed, "features": base64.b64decode(packed.get("features", ""))})
+            for step, packed in found
+        }
 
     def status(self) -> Status:
         """Counts of the present inputs and works. Raises LedgerError when they do not add up."""
@@ -76,7 +93,9 @@ class LedgerReader:
             return queries.status(connection)
 
     def rows(self) -> Iterator[ExportRow]:
-        """Every present input in reading order with the results of the active tasks; flat in memory, one snapshot."""
+        """Every present input in reading order with the results of the active tasks; flat in memory, one
+        snapshot.
+        """
         with self._reading() as connection:
             yield from queries.export_rows(connection)
 
@@ -116,7 +135,9 @@ class LedgerReader:
             return queries.recorded_steps(connection, self._task_ids[task], key)
 
     def results(self, task: str, *, scores: bool = False) -> Iterator[Mapping[str, Any]]:
-        """Results of a task's present works with state and attempts, for reports; with their raw ``scores`` if wanted."""
+        """Results of a task's present works with state and attempts, for reports; with their raw ``scores``
+        if wanted.
+        """
         with self._reading() as connection:
             yield from queries.task_results(connection, self._task_ids[task], scores=scores)
 
@@ -131,7 +152,9 @@ class LedgerReader:
             return queries.some_id(connection, document_key)
 
     def scored(self, task: str, *, with_features: bool = False) -> Iterator[Scored]:
-        """Documents that a label task has finished, with their uncalibrated scores, and what the model made of them if it is asked for."""
+        """Documents that a label task has finished, with their uncalibrated scores, and what the model made
+        of them if it is asked for.
+        """
         with self._reading() as connection:
             yield from queries.scored(connection, self._task_ids[task], with_features=with_features)
 
@@ -160,7 +183,9 @@ def disk_refuses(error: DatabaseError) -> bool:
 
 
 def stopped_by(error: DatabaseError) -> StoppedEarly:
-    """What was committed is safe; the transaction that failed is undone, by SQLite, now or when the file is opened again."""
+    """What was committed is safe; the transaction that failed is undone, by SQLite, now or when the file is
+    opened again.
+    """
     text = str(error.orig)
     if any(words in text for words in _FULL):
         return disk_is_full("the run directory")

@@ -1,4 +1,6 @@
-"""The tables of the ledger, and how its file is opened: SQLite in WAL mode, every commit on the disk before it counts."""
+"""The tables of the ledger, and how its file is opened: SQLite in WAL mode, every commit on the disk before
+it counts.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ metadata = MetaData()
 
 
 class Text(TypeDecorator[str]):
-    """Text that SQLite takes whatever it holds, lone surrogates (undecodable file names, JSON escapes) included."""
+    """Text that SQLite takes whatever it holds, lone surrogates (undecodable file names, JSON escapes)
+    included.
+    """
 
     impl = SqlText
     cache_ok = True
@@ -53,17 +57,19 @@ def storable(text: str) -> str:
 meta = Table("meta", metadata, Column("name", Text, primary_key=True), Column("value", JSON, nullable=False))
 
 runs = Table(
-    "runs", metadata,
+    "runs",
+    metadata,
     Column("id", Integer, primary_key=True),
     Column("started_at", Float, nullable=False),
     Column("ended_at", Float),
     Column("exit_code", Integer),
     Column("reason", Text),
     Column("facts", JSON, nullable=False),
-)  # fmt: skip
+)
 
 tasks = Table(
-    "tasks", metadata,
+    "tasks",
+    metadata,
     Column("id", Integer, primary_key=True),
     Column("name", Text, nullable=False),
     Column("version", Integer, nullable=False),
@@ -73,22 +79,25 @@ tasks = Table(
     Column("fields", JSON, nullable=False),
     Column("active", Integer, nullable=False),
     Index("tasks_by_name", "name", "version", unique=True),
-)  # fmt: skip
+)
 
 # One reading of the source. Rows and works say which one saw them last.
 inventories = Table(
-    "inventories", metadata,
+    "inventories",
+    metadata,
     Column("id", Integer, primary_key=True),
     Column("run_id", ForeignKey("runs.id"), nullable=False),
     Column("complete", Integer, nullable=False),
     Column("rows", Integer, nullable=False),
     Column("rejected", Integer, nullable=False),
-)  # fmt: skip
+)
 
-# ``occurrence``: n-th row with this key in one reading, so that a repeated row is exported in its own place. Rows lie in the order
-# of their entry: kept in the order of their keys, which are random, every commit would rewrite most pages of a large table.
+# ``occurrence``: n-th row with this key in one reading, so that a repeated row is exported in its own place.
+# Rows lie in the order of their entry: kept in the order of their keys, which are random, every commit would
+# rewrite most pages of a large table.
 inputs = Table(
-    "inputs", metadata,
+    "inputs",
+    metadata,
     Column("document_key", Text, nullable=False),
     Column("occurrence", Integer, nullable=False),
     Column("id", Text, nullable=False),
@@ -102,20 +111,22 @@ inputs = Table(
     PrimaryKeyConstraint("document_key", "occurrence"),
     Index("inputs_by_id", "id"),
     Index("inputs_in_order", "ordinal"),
-)  # fmt: skip
+)
 
 rejects = Table(
-    "rejects", metadata,
+    "rejects",
+    metadata,
     Column("inventory_id", Integer, nullable=False, index=True),
     Column("file", Text, nullable=False),
     Column("line", Integer, nullable=False),
     Column("offset", Integer),
     Column("reason", Text, nullable=False),
     Column("excerpt", Text, nullable=False),
-)  # fmt: skip
+)
 
 work = Table(
-    "work", metadata,
+    "work",
+    metadata,
     Column("task_id", ForeignKey("tasks.id"), nullable=False),
     Column("key", Text, nullable=False),
     Column("document_key", Text, nullable=False),
@@ -126,10 +137,11 @@ work = Table(
     Column("crashes", Integer, nullable=False, server_default="0"),
     PrimaryKeyConstraint("task_id", "key"),
     Index("work_by_state", "task_id", "state"),
-)  # fmt: skip
+)
 
 results = Table(
-    "results", metadata,
+    "results",
+    metadata,
     Column("task_id", Integer, nullable=False),
     Column("key", Text, nullable=False),
     Column("run_id", Integer, nullable=False),
@@ -152,11 +164,12 @@ results = Table(
     Column("batch_rows", Integer, nullable=False),
     PrimaryKeyConstraint("task_id", "key"),
     sqlite_with_rowid=False,
-)  # fmt: skip
+)
 
 # An open attempt (no outcome) was being worked on when its process ended, or is being worked on now.
 attempts = Table(
-    "attempts", metadata,
+    "attempts",
+    metadata,
     Column("id", Integer, primary_key=True),
     Column("task_id", Integer, nullable=False),
     Column("key", Text, nullable=False),
@@ -167,12 +180,13 @@ attempts = Table(
     Column("outcome", Text),
     Column("detail", Text),
     Index("attempts_by_work", "task_id", "key"),
-)  # fmt: skip
+)
 Index("attempts_open", attempts.c.task_id, attempts.c.key, sqlite_where=attempts.c.outcome.is_(None))
 
 # Replies inside unfinished documents: a run that was cut short does not ask them again.
 replies = Table(
-    "replies", metadata,
+    "replies",
+    metadata,
     Column("task_id", Integer, nullable=False),
     Column("key", Text, nullable=False),
     Column("step_key", Text, nullable=False),
@@ -182,41 +196,48 @@ replies = Table(
     Column("generation", JSON, nullable=False),
     PrimaryKeyConstraint("task_id", "key", "step_key"),
     sqlite_with_rowid=False,
-)  # fmt: skip
+)
 
 # What the model made of a document (float16), apart from the results so that those are read fast.
 features = Table(
-    "features", metadata,
+    "features",
+    metadata,
     Column("task_id", Integer, nullable=False),
     Column("key", Text, nullable=False),
     Column("state", LargeBinary, nullable=False),
     PrimaryKeyConstraint("task_id", "key"),
-)  # fmt: skip
+)
 
-# How the answers of a label task are seen: a calibration (JSON) and a threshold over scores that never change. The latest of a task is
-# the one that exports show; the earlier ones stay, so that every answer ever exported can be traced.
+# How the answers of a label task are seen: a calibration (JSON) and a threshold over scores that never
+# change. The latest of a task is the one that exports show; the earlier ones stay, so that every answer ever
+# exported can be traced.
 views = Table(
-    "views", metadata,
+    "views",
+    metadata,
     Column("id", Integer, primary_key=True),
     Column("task_id", Integer, nullable=False, index=True),
     Column("created_at", Float, nullable=False),
     Column("calibration", Text, nullable=False),
     Column("threshold", Float),
     Column("facts", JSON, nullable=False),
-)  # fmt: skip
+)
 
 
 def connect(path: Path, *, write: bool) -> Engine:
-    """An engine on the ledger file. Readers never wait for the writer, nor it for them; ``write=False`` cannot change anything."""
+    """An engine on the ledger file. Readers never wait for the writer, nor it for them; ``write=False``
+    cannot change anything.
+    """
     mode = "" if write else "?mode=ro"
     if not write and not os.access(path.parent, os.W_OK) and not path.with_name(f"{path.name}-wal").exists():
-        mode += "&immutable=1"  # a backup, or another user's run: nobody writes, and no lock file can be made beside it
+        # a backup, or another user's run: nobody writes, and no lock file can be made beside it
+        mode += "&immutable=1"
     address = path.absolute().as_uri() + mode
 
     def open_file() -> sqlite3.Connection:
         return sqlite3.connect(address, uri=True, timeout=30, isolation_level=None, check_same_thread=False)
 
-    # One connection a reader or writer under way: several readings may go on while a batch is committed, each on its own snapshot.
+    # One connection a reader or writer under way: several readings may go on while a batch is committed, each
+    # on its own snapshot.
     engine = create_engine("sqlite://", creator=open_file, poolclass=QueuePool, pool_size=2, max_overflow=-1)
 
     @event.listens_for(engine, "connect")
@@ -228,13 +249,17 @@ def connect(path: Path, *, write: bool) -> Engine:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Any) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get("writing") else "BEGIN")
+        connection.exec_driver_sql(
+            "BEGIN IMMEDIATE" if connection.get_execution_options().get("writing") else "BEGIN"
+        )
 
     return engine
 
 
 def use_write_ahead_log(engine: Engine) -> None:
-    """Switch the file to WAL mode, in which readers see a snapshot while the writer goes on. The mode stays with the file."""
+    """Switch the file to WAL mode, in which readers see a snapshot while the writer goes on. The mode stays
+    with the file.
+    """
     with closing(engine.raw_connection()) as connection:
         try:
             connection.cursor().execute("PRAGMA journal_mode=WAL")

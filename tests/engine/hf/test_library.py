@@ -1,4 +1,6 @@
-"""The library's decoders give the texts of ours, leave alone what they cannot do, and put everything back as it was."""
+"""The library's decoders give the texts of ours, leave alone what they cannot do, and put everything back as
+it was.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +41,21 @@ PLANS = {
     "small chunks": dataclasses.replace(PLAN, prefill_chunk_tokens=13),
     "little memory": dataclasses.replace(PLAN, context_tokens=128, batch_tokens=260),
 }
-# Families whose layers the library's paged cache does not know, or computes otherwise than the model (gemma2 loses its soft cap).
+# Families whose layers the library's paged cache does not know, or computes otherwise than the model (gemma2
+# loses its soft cap).
 NOT_CONTINUOUS = {
-    "gpt_neox (MHA)", "falcon (MQA)", "falcon (ALiBi)", "bloom (ALiBi)", "gemma2", "deepseek_v3 (MLA)", "qwen3_next (hybrid)",
+    "gpt_neox (MHA)",
+    "falcon (MQA)",
+    "falcon (ALiBi)",
+    "bloom (ALiBi)",
+    "gemma2",
+    "deepseek_v3 (MLA)",
+    "qwen3_next (hybrid)",
     "mamba2 (recurrent)",
-}  # fmt: skip
-families = pytest.mark.parametrize("family", [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in FAMILIES])
+}
+families = pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in FAMILIES]
+)
 library = pytest.mark.parametrize("name", ["transformers", "continuous"])
 
 
@@ -71,7 +82,9 @@ def test_a_quantized_cache_is_refused_where_layers_are_not_all_full_attention() 
     for family in ("mistral (sliding window)", "qwen3_next (hybrid)"):
         with pytest.raises(ConfigError, match=r"kv_cache\.placement: quantized"):
             open_decoder("overnight", loaded(tiny_model(family)), plan, end_ids=END_IDS, pad_id=0)
-    engine, told = open_decoder("overnight", loaded(tiny_model("llama (GQA)")), plan, end_ids=END_IDS, pad_id=0)
+    engine, told = open_decoder(
+        "overnight", loaded(tiny_model("llama (GQA)")), plan, end_ids=END_IDS, pad_id=0
+    )
     assert isinstance(engine, ModelEngine)
     assert "quantized" in told
 
@@ -82,7 +95,8 @@ def opened(name: Any, model: Any, plan: Plan = PLAN, end_ids: Sequence[int] = EN
     return engine
 
 
-def finished(engine: Engine, asked: list[Request], late: list[Request] = []) -> list[Generation]:  # noqa: B006  # never changed
+# never changed
+def finished(engine: Engine, asked: list[Request], late: list[Request] = []) -> list[Generation]:  # noqa: B006
     engine.admit(asked)
     done: list[Generation] = []
     while not engine.idle or late:
@@ -96,7 +110,9 @@ def finished(engine: Engine, asked: list[Request], late: list[Request] = []) -> 
 
 
 def decodes(new_tokens: int = NEW_TOKENS, asked: list[tuple[int, ...]] | None = None) -> list[Request]:
-    return [Request(index, prompt, Decode(new_tokens)) for index, prompt in enumerate(asked or prompts(LENGTHS))]
+    return [
+        Request(index, prompt, Decode(new_tokens)) for index, prompt in enumerate(asked or prompts(LENGTHS))
+    ]
 
 
 def texts(generations: Sequence[Generation]) -> list[tuple[int, ...]]:
@@ -109,14 +125,18 @@ def test_which_families_are_supported(family: str) -> None:
     attention = model.config._attn_implementation
     for name in ("transformers", "continuous"):
         engine, kind = open_decoder(name, loaded(model), PLAN, end_ids=END_IDS, pad_id=0)  # type: ignore[arg-type]
-        assert isinstance(engine, LibraryEngine) == (name == "transformers" or family not in NOT_CONTINUOUS), kind
+        assert isinstance(engine, LibraryEngine) == (
+            name == "transformers" or family not in NOT_CONTINUOUS
+        ), kind
         assert ("is off for this model: " in kind) != isinstance(engine, LibraryEngine)
         assert model.config._attn_implementation == attention
 
 
 @library
 @families
-@pytest.mark.parametrize("plan", [pytest.param(plan, marks=pytest.mark.full if "row" in plan else ()) for plan in PLANS])
+@pytest.mark.parametrize(
+    "plan", [pytest.param(plan, marks=pytest.mark.full if "row" in plan else ()) for plan in PLANS]
+)
 def test_same_texts(family: str, name: str, plan: str) -> None:
     if name == "continuous" and family in NOT_CONTINUOUS:
         pytest.skip("runs on the static engine, which has its own tests")
@@ -154,17 +174,23 @@ def test_loops_end_where_they_end_in_our_decoders_and_are_not_carried_on(name: s
     passes: list[int] = []
     model.register_forward_hook(lambda *_: passes.append(1))
     done = finished(engine, asked)
-    assert [(g.token_ids, g.finish_reason) for g in done] == [(g.token_ids, g.finish_reason) for g in expected]
+    assert [(g.token_ids, g.finish_reason) for g in done] == [
+        (g.token_ids, g.finish_reason) for g in expected
+    ]
     assert engine.given_up is None
     assert len(passes) < 300
 
 
 @library
 def test_what_ships_with_the_model_changes_nothing(name: str) -> None:
-    """A generation configuration in the model's folder may ask for sampling, penalties and end tokens of its own."""
+    """A generation configuration in the model's folder may ask for sampling, penalties and end tokens of its
+    own.
+    """
     model = tiny_model(LLAMA)
     expected = finished(opened(name, model), decodes())
-    model.generation_config.update(do_sample=True, temperature=5.0, repetition_penalty=3.0, eos_token_id=[55], max_length=70)
+    model.generation_config.update(
+        do_sample=True, temperature=5.0, repetition_penalty=3.0, eos_token_id=[55], max_length=70
+    )
     shipped = model.generation_config.to_dict()
     assert texts(finished(opened(name, model), decodes())) == texts(expected)
     assert model.generation_config.to_dict() == shipped
@@ -189,9 +215,15 @@ def test_what_is_not_the_librarys_goes_to_the_static_engine(name: str) -> None:
     sign = Sign()
     engine.listener = sign
     done = finished(engine, asked)
-    assert [(g.token_ids, g.finish_reason, g.error) for g in done] == [(g.token_ids, g.finish_reason, g.error) for g in expected]
+    assert [(g.token_ids, g.finish_reason, g.error) for g in done] == [
+        (g.token_ids, g.finish_reason, g.error) for g in expected
+    ]
     assert done[2].scores == pytest.approx(expected[2].scores, abs=1e-4)
-    assert [generation.error and generation.error[0] for generation in done[3:6]] == ["too_long", "empty_request", "unknown_token"]
+    assert [generation.error and generation.error[0] for generation in done[3:6]] == [
+        "too_long",
+        "empty_request",
+        "unknown_token",
+    ]
     assert sorted(sign.began) == [0, 1, 2, 6]
 
 
@@ -215,12 +247,18 @@ def test_released_requests_are_forgotten(name: str) -> None:
     while not done:
         done += engine.step()
     engine.admit([Request(50, prompts((30,))[0], Score(CONTINUATIONS))])
-    gone = next(number for number in range(len(LENGTHS)) if number not in {generation.request_id for generation in done})
+    gone = next(
+        number
+        for number in range(len(LENGTHS))
+        if number not in {generation.request_id for generation in done}
+    )
     engine.release([gone, 50, 999])
     while not engine.idle:
         done += engine.step()
     done.sort(key=lambda generation: generation.request_id)
-    assert [generation.request_id for generation in done] == [number for number in range(len(LENGTHS)) if number != gone]
+    assert [generation.request_id for generation in done] == [
+        number for number in range(len(LENGTHS)) if number != gone
+    ]
     assert texts(done) == [generation.token_ids for generation in expected if generation.request_id != gone]
 
 
@@ -270,11 +308,15 @@ def test_memory_that_is_never_enough_is_a_record(name: str) -> None:
     model = tiny_model(LLAMA)
     engine = opened(name, model)
     model.register_forward_pre_hook(lambda *_: exhaust_memory())
-    assert [(generation.error or ("none",))[0] for generation in finished(engine, decodes()[:2])] == ["out_of_memory"] * 2
+    assert [(generation.error or ("none",))[0] for generation in finished(engine, decodes()[:2])] == [
+        "out_of_memory"
+    ] * 2
 
 
 @library
-def test_a_model_that_raises_in_company_is_left_to_the_static_engine(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_model_that_raises_in_company_is_left_to_the_static_engine(
+    name: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     model = tiny_model(LLAMA)
     expected = finished(opened(name, model), decodes())
     engine = opened(name, model)
@@ -354,7 +396,10 @@ def test_same_texts_on_the_demo_model(name: Any, demo_model_folder: Path, record
     model = AutoModelForCausalLM.from_pretrained(demo_model_folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(demo_model_folder)
     turns = [[{"role": "user", "content": f"Summarize in one sentence:\n\n{text}"}] for text in TEXTS]
-    asked = [tuple(tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=True)["input_ids"]) for turn in turns]
+    asked = [
+        tuple(tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=True)["input_ids"])
+        for turn in turns
+    ]
     end_ids = (tokenizer.eos_token_id,)
     references = [reference_text(model, prompt, end_ids, DEMO_TOKENS, cached=True) for prompt in asked]
     engine, kind = open_decoder(name, loaded(model), DEMO_PLAN, end_ids=end_ids, pad_id=end_ids[0])
@@ -394,5 +439,10 @@ raise SystemExit(7)
 
 @pytest.mark.full
 def test_a_process_ends_while_the_library_is_at_work() -> None:
-    ended = subprocess.run([sys.executable, "-c", _UNDER_WAY], env={**os.environ, "PYTHONPATH": str(Path.cwd())}, timeout=120, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", _UNDER_WAY],
+        env={**os.environ, "PYTHONPATH": str(Path.cwd())},
+        timeout=120,
+        check=False,
+    )
     assert ended.returncode == 7

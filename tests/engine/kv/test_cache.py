@@ -24,7 +24,13 @@ from tests.equivalence.families import FAMILIES, RECURRENT, prompts, tiny_model
 
 CPU = torch.device("cpu")
 PLACEMENTS = ("device", "offloaded")
-SOME = ("llama (GQA)", "mistral (sliding window)", "gemma3 (sliding and full)", "qwen3_next (hybrid)", "mamba2 (recurrent)")
+SOME = (
+    "llama (GQA)",
+    "mistral (sliding window)",
+    "gemma3 (sliding and full)",
+    "qwen3_next (hybrid)",
+    "mamba2 (recurrent)",
+)
 
 
 def read(model: Any, cache: AnyCache, ids: torch.Tensor) -> torch.Tensor:
@@ -51,7 +57,8 @@ def test_selected_rows_continue_alike_and_leave_the_source_alone(family: str, pl
     whole = make_cache(model.config, placement, CPU)
     expected = read(model, whole, torch.cat([ids[[2, 0, 0]], following], dim=1))
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
-    read(model, cache, torch.tensor(prompts((5, 5, 5), seed=8)))  # the source goes on for itself, unharmed by its copy
+    # the source goes on for itself, unharmed by its copy
+    read(model, cache, torch.tensor(prompts((5, 5, 5), seed=8)))
     assert sums(cache) != before
 
 
@@ -68,8 +75,11 @@ def test_joined_rows_continue_like_each_part(family: str, placement: Any) -> Non
         ends.append(read(model, select_rows(cache, [0, 1]), torch.tensor([[5], [6]])))
     assert all(can_join(part) for part in parts)
     whole = join_rows(parts, reserve_columns=40)
-    assert all(not list(tensors(part)) for part in parts) or family in RECURRENT  # one layer exists twice at a time
-    torch.testing.assert_close(read(model, whole, torch.tensor([[5], [6], [5], [6]])), torch.cat(ends), atol=1e-4, rtol=1e-4)
+    # one layer exists twice at a time
+    assert all(not list(tensors(part)) for part in parts) or family in RECURRENT
+    torch.testing.assert_close(
+        read(model, whole, torch.tensor([[5], [6], [5], [6]])), torch.cat(ends), atol=1e-4, rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
@@ -108,7 +118,9 @@ def test_growth_is_in_place_within_the_reserve_and_right_beyond_it() -> None:
 
 
 def test_offloaded_layers_are_ours_and_fetched_ahead() -> None:
-    """Without CUDA the library's offloaded cache is never asked for; the next layer's copy is under way while one computes."""
+    """Without CUDA the library's offloaded cache is never asked for; the next layer's copy is under way while
+    one computes.
+    """
     model = tiny_model("gemma3 (sliding and full)")
     cache = make_cache(model.config, "offloaded", CPU)
     assert isinstance(cache, OffloadedCache)
@@ -127,7 +139,9 @@ def test_offloaded_layers_are_ours_and_fetched_ahead() -> None:
     assert copied.data_ptr() != second.keys.data_ptr()
 
 
-@pytest.mark.parametrize("family", [pytest.param(name, marks=() if name in SOME else pytest.mark.full) for name in FAMILIES])
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=() if name in SOME else pytest.mark.full) for name in FAMILIES]
+)
 def test_columns_seen(family: str) -> None:
     model = tiny_model(family)
     cache = make_cache(model.config, "device", CPU)

@@ -21,8 +21,19 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(1800)]
 
 
 def started(group: MemoryGroup, folder: Path, model: Path, placement: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.engine.in_little_memory", str(folder), str(model), placement, str(TOKENS), str(NEW_TOKENS)]
-    process = group.start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    command = [
+        sys.executable,
+        "-m",
+        "tests.engine.in_little_memory",
+        str(folder),
+        str(model),
+        placement,
+        str(TOKENS),
+        str(NEW_TOKENS),
+    ]
+    process = group.start(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     assert process.stdout is not None
     assert json.loads(process.stdout.readline())["loaded"]
     return process
@@ -48,6 +59,9 @@ def test_a_cache_of_four_times_the_memory(tmp_path: Path, demo_model_folder: Pat
             footprint = group.usage_bytes()
             group.limit(footprint + ALLOWED_BYTES)
             found[placement] = answered(process)
-            print(f"{placement}: {footprint / 2**20:.0f} MiB loaded, {(group.peak_bytes() - footprint) / 2**20:.0f} MiB more at most")
+            print(
+                f"{placement}: {footprint / 2**20:.0f} MiB loaded, "
+                f"{(group.peak_bytes() - footprint) / 2**20:.0f} MiB more at most"
+            )
     assert found["device"] is None  # or the limit says nothing
     assert found["disk"] == expected

@@ -1,4 +1,6 @@
-"""The packaged model: found without being imported, converted once, whole or not at all, without a trace of this machine."""
+"""The packaged model: found without being imported, converted once, whole or not at all, without a trace of
+this machine.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def test_the_cache_is_where_the_variable_says(tmp_path: Path, monkeypatch: pytes
         assert cache_folder() == tmp_path / "xdg" / "overnight"
 
 
-def test_a_failed_conversion_leaves_nothing_and_clears_what_others_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_conversion_leaves_nothing_and_clears_what_others_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = tmp_path / "model"
     leftover = tmp_path / ".model-killed"
     leftover.mkdir()
@@ -71,7 +75,9 @@ def test_a_failed_conversion_leaves_nothing_and_clears_what_others_left(tmp_path
 
 
 @pytest.mark.full
-def test_two_processes_convert_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_two_processes_convert_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("OVERNIGHT_CACHE", str(tmp_path))
     context = multiprocessing.get_context("spawn")
     with context.Pool(2) as pool:

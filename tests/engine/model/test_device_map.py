@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import bitsandbytes  # noqa: F401  # first imported while a card is pretended, it stays half imported for the whole process
+# first imported while a card is pretended, it stays half imported for the whole process
+import bitsandbytes  # noqa: F401
 import pytest
 import torch
 
@@ -32,11 +33,14 @@ def untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("quantization", ["none", "int8", "nf4"])
 def test_planned_bytes_are_loaded_bytes(tmp_path: Path, quantization: str, tied: bool) -> None:
-    # Small models have small blocks, so the fixed tables of 4 bits (1,088 bytes a layer) show; they are left out of the plan.
+    # Small models have small blocks, so the fixed tables of 4 bits (1,088 bytes a layer) show; they are left
+    # out of the plan.
     folder = save_llama(tmp_path / "model", tie_word_embeddings=tied)
     planned = plan(folder, quantization)
     assert planned.devices == {"": "cpu"}
-    loaded = load_model(ModelConfig(id=str(folder), quantization=quantization), "float32", tmp_path / "offload")
+    loaded = load_model(
+        ModelConfig(id=str(folder), quantization=quantization), "float32", tmp_path / "offload"
+    )
     tables = loaded.facts["linear4bit"] * (16 + 256) * 4
     assert loaded.facts["weights_bytes"] == pytest.approx(planned.needed_bytes + tables, rel=0.01)
 
@@ -68,8 +72,12 @@ def test_tied_weights_stay_together(tmp_path: Path) -> None:
     assert placed.needed_bytes == whole
 
 
-@pytest.mark.parametrize(("quantization", "remedy"), [("nf4", "smaller model"), ("int8", "quantization: nf4")])
-def test_a_quantized_model_that_does_not_fit_is_refused_in_one_sentence(untied: Path, quantization: str, remedy: str) -> None:
+@pytest.mark.parametrize(
+    ("quantization", "remedy"), [("nf4", "smaller model"), ("int8", "quantization: nf4")]
+)
+def test_a_quantized_model_that_does_not_fit_is_refused_in_one_sentence(
+    untied: Path, quantization: str, remedy: str
+) -> None:
     allowed = plan(untied, quantization).needed_bytes - 1
     with pytest.raises(DoesNotFit) as refused:
         plan(untied, quantization, cpu_bytes=allowed)
@@ -104,7 +112,9 @@ def test_a_card_that_holds_it_holds_all_of_it(untied: Path, monkeypatch: pytest.
     assert plan(untied, "nf4", device_map="cpu").devices == {"": "cpu"}
 
 
-def test_quantized_beside_a_card_is_refused_and_plain_goes_to_ram(untied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantized_beside_a_card_is_refused_and_plain_goes_to_ram(
+    untied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cards(monkeypatch, 450_000)
     with pytest.raises(DoesNotFit, match=r"on GPU 0; .*model\.device_map: cpu"):
         plan(untied, "int8")
@@ -114,7 +124,9 @@ def test_quantized_beside_a_card_is_refused_and_plain_goes_to_ram(untied: Path, 
     assert "GPU 0" in placed.describe()
 
 
-def test_configured_memory_of_a_card_is_obeyed_and_never_more_than_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configured_memory_of_a_card_is_obeyed_and_never_more_than_is_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cards(monkeypatch, 5_000, 7_000)
     allowed = module.allowed_bytes(ModelConfig(id="x", max_memory={0: 10_000, "cpu": 123}))
     assert allowed == {0: 5_000, "cpu": 123}
@@ -132,4 +144,7 @@ def test_weights_that_change_form_while_loading_need_room_on_disk(tmp_path: Path
 def test_sizes_are_written_for_people() -> None:
     assert size(110 * 2**20) == "110 MiB"
     assert size(7.5 * 2**30) == "7.5 GiB"
-    assert Placement({"a": "0", "b": "disk"}, {"0": 2**30, "disk": 2**20}).describe() == "1.0 GiB of weights on GPU 0, 1 MiB on disk"
+    assert (
+        Placement({"a": "0", "b": "disk"}, {"0": 2**30, "disk": 2**20}).describe()
+        == "1.0 GiB of weights on GPU 0, 1 MiB on disk"
+    )

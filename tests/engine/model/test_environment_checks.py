@@ -56,9 +56,12 @@ def test_versions_that_do_not_match_are_named_with_the_command(monkeypatch: pyte
 
 def test_versions_need_no_torch() -> None:
     code = (
-        "import sys; from pipeline.system.versions import stack_versions; v = stack_versions(); print(v['torch'], 'torch' in sys.modules)"
+        "import sys; from pipeline.system.versions import stack_versions; v = stack_versions(); "
+        "print(v['torch'], 'torch' in sys.modules)"
     )
     root = Path(__file__).parents[3]
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root).stdout
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=root
+    ).stdout
     assert shown.split()[1] == "False"
     assert set(stack_versions()) == {"overnight", "python", *STACK}

@@ -1,4 +1,6 @@
-"""Identity and location: what changes a model changes its identity, what does not does not; the Hub's errors are sentences."""
+"""Identity and location: what changes a model changes its identity, what does not does not; the Hub's errors
+are sentences.
+"""
 
 from __future__ import annotations
 
@@ -126,11 +128,14 @@ def test_a_snapshot_without_weights_is_a_sentence(hub: Path, tmp_path: Path) -> 
         load_model(ModelConfig(id="someone/tiny", quantization="none"), "float32", tmp_path / "offload")
 
 
-@pytest.mark.parametrize(("name", "message"), [
-    ("./no/such/folder", "neither an existing folder nor a Hub id"),
-    ("a/b/c", "neither an existing folder nor a Hub id"),
-    ("someone/with space", "neither an existing folder nor a Hub id"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("./no/such/folder", "neither an existing folder nor a Hub id"),
+        ("a/b/c", "neither an existing folder nor a Hub id"),
+        ("someone/with space", "neither an existing folder nor a Hub id"),
+    ],
+)
 def test_names_that_cannot_be_models(name: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         locate(ModelConfig(id=name))
@@ -145,6 +150,8 @@ def test_places_that_hold_no_model(tmp_path: Path) -> None:
 
 
 def test_an_index_that_points_outside_is_refused(model: Path) -> None:
-    (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "../../secret.safetensors"}}))
+    (model / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"a": "../../secret.safetensors"}})
+    )
     with pytest.raises(ConfigError, match="outside of its folder"):
         identity(model)

@@ -1,4 +1,6 @@
-"""Loading: every kind of numbers on the real demo model, disk offload, explicit dtypes, refusals in sentences."""
+"""Loading: every kind of numbers on the real demo model, disk offload, explicit dtypes, refusals in
+sentences.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
-import bitsandbytes  # noqa: F401  # first imported while a card is pretended, it stays half imported for the whole process
+# first imported while a card is pretended, it stays half imported for the whole process
+import bitsandbytes  # noqa: F401
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -35,9 +38,13 @@ def logits(model: Any) -> torch.Tensor:
         return model(input_ids=IDS, use_cache=False).logits
 
 
-def test_nf4_makes_every_linear_of_the_demo_model_4_bit(demo_model_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_nf4_makes_every_linear_of_the_demo_model_4_bit(
+    demo_model_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     said: list[str] = []
-    loaded = load_model(ModelConfig(id="smollm2-135m-instruct", quantization="nf4"), "float32", tmp_path, said.append)
+    loaded = load_model(
+        ModelConfig(id="smollm2-135m-instruct", quantization="nf4"), "float32", tmp_path, said.append
+    )
     facts = loaded.facts
     assert facts["linear4bit"] == facts["decoder_linears"] == 210
     assert facts["weights_bytes"] <= 170_000_000
@@ -55,11 +62,15 @@ def test_nf4_makes_every_linear_of_the_demo_model_4_bit(demo_model_folder: Path,
     assert (written.out, written.err) == ("", "")
 
 
-def test_int8_and_none_load_the_demo_model(demo_model_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_int8_and_none_load_the_demo_model(
+    demo_model_folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.INFO):
         eight = load(demo_model_folder, tmp_path, "bfloat16", quantization="int8")
         plain = load(demo_model_folder, tmp_path, "bfloat16", quantization="none")
-        near = torch.nn.functional.cosine_similarity(logits(eight.model).float(), logits(plain.model).float(), dim=-1)
+        near = torch.nn.functional.cosine_similarity(
+            logits(eight.model).float(), logits(plain.model).float(), dim=-1
+        )
     assert eight.facts["linear8bit"] == eight.facts["decoder_linears"] == 210
     assert eight.facts["quantization"]["type"] == "int8"
     assert plain.facts["quantization"] == {"type": "none"}
@@ -72,7 +83,12 @@ def test_int8_and_none_load_the_demo_model(demo_model_folder: Path, tmp_path: Pa
 def test_4_bit_computes_in_the_dtype_asked_for(tmp_path: Path) -> None:
     folder = save_llama(tmp_path / "model")
     model = load(folder, tmp_path, quantization="nf4").model
-    dequantized = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, quantization_config=nf4()).dequantize().float().eval()
+    dequantized = (
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, quantization_config=nf4())
+        .dequantize()
+        .float()
+        .eval()
+    )
     assert torch.allclose(logits(model), logits(dequantized), atol=1e-5)
 
 
@@ -84,7 +100,9 @@ def nf4() -> Any:
 def test_disk_offload_computes_the_same(tmp_path: Path, tied: bool) -> None:
     folder = save_llama(tmp_path / "model", tie_word_embeddings=tied)
     whole = load(folder, tmp_path / "a", quantization="none")
-    part = load(folder, tmp_path / "b", quantization="none", max_memory={"cpu": whole.facts["weights_bytes"] * 3 // 4})
+    part = load(
+        folder, tmp_path / "b", quantization="none", max_memory={"cpu": whole.facts["weights_bytes"] * 3 // 4}
+    )
     assert "disk" in part.facts["device_map"].values()
     assert part.input_device == torch.device("cpu")
     assert torch.equal(logits(part.model), logits(whole.model))
@@ -119,7 +137,9 @@ def test_a_dispatched_model_is_never_moved(tmp_path: Path, monkeypatch: pytest.M
 def test_disk_offload_of_experts_that_change_form(tmp_path: Path) -> None:
     folder = save_mixtral(tmp_path / "model")
     whole = load(folder, tmp_path / "a", quantization="none")
-    part = load(folder, tmp_path / "b", quantization="none", max_memory={"cpu": whole.facts["weights_bytes"] * 3 // 4})
+    part = load(
+        folder, tmp_path / "b", quantization="none", max_memory={"cpu": whole.facts["weights_bytes"] * 3 // 4}
+    )
     assert list((tmp_path / "b").glob("*.safetensors"))
     assert torch.equal(logits(part.model), logits(whole.model))
 
@@ -151,7 +171,10 @@ def test_a_missing_weight_is_never_replaced_by_random_numbers(tmp_path: Path) ->
 def test_a_model_with_code_of_its_own_is_refused_unless_trusted(tmp_path: Path) -> None:
     folder = save_llama(tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
-    config |= {"model_type": "made_up", "auto_map": {"AutoConfig": "code.Made", "AutoModelForCausalLM": "code.Model"}}
+    config |= {
+        "model_type": "made_up",
+        "auto_map": {"AutoConfig": "code.Made", "AutoModelForCausalLM": "code.Model"},
+    }
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Made: pass\n")
     with pytest.raises(ConfigError, match="brings its own code"):
@@ -165,7 +188,9 @@ def test_a_model_stored_in_4_bits_keeps_them_and_computes_as_asked(tmp_path: Pat
     stored.save_pretrained(tmp_path / "stored")
     loaded = load(tmp_path / "stored", tmp_path, "bfloat16", quantization="nf4")
     assert loaded.facts["linear4bit"] == loaded.facts["decoder_linears"]
-    assert {m.compute_dtype for m in loaded.model.modules() if hasattr(m, "compute_dtype")} == {torch.bfloat16}
+    assert {m.compute_dtype for m in loaded.model.modules() if hasattr(m, "compute_dtype")} == {
+        torch.bfloat16
+    }
     with pytest.raises(ConfigError, match="stored quantized"):
         load(tmp_path / "stored", tmp_path, quantization="int8")
 

@@ -1,4 +1,6 @@
-"""The chat tokenizer: text never becomes a control token, and comes back unchanged; templates, ends and beginnings."""
+"""The chat tokenizer: text never becomes a control token, and comes back unchanged; templates, ends and
+beginnings.
+"""
 
 from __future__ import annotations
 
@@ -86,9 +88,20 @@ def test_the_traps_would_catch_a_plain_tokenizer(kind: tuple[str, ChatTokenizer]
     assert tokenizer.control_ids <= caught
 
 
-FRAGMENTS = [*(token for kind in KINDS.values() for token in [t.content for t in kind().get_added_tokens_decoder().values()])]
+FRAGMENTS = [
+    *(
+        token
+        for kind in KINDS.values()
+        for token in [t.content for t in kind().get_added_tokens_decoder().values()]
+    )
+]
 TEXTS = st.lists(
-    st.one_of(st.sampled_from(FRAGMENTS), st.sampled_from(FRAGMENTS).map(lambda token: token[1:]), st.text(max_size=4), st.just(" ")),
+    st.one_of(
+        st.sampled_from(FRAGMENTS),
+        st.sampled_from(FRAGMENTS).map(lambda token: token[1:]),
+        st.text(max_size=4),
+        st.just(" "),
+    ),
     max_size=8,
 ).map("".join)
 
@@ -173,7 +186,13 @@ def test_template_of_the_demo_model(demo: ChatTokenizer) -> None:
     assert ids == demo._tokenizer.apply_chat_template(
         [{"role": "user", "content": "Hi"}], add_generation_prompt=True, return_dict=False, tokenize=True
     )
-    assert (demo.bos_ids, demo.end_ids, demo.pad_id, demo.vocab_size, demo.has_template) == ((), (2,), 2, 49152, True)
+    assert (demo.bos_ids, demo.end_ids, demo.pad_id, demo.vocab_size, demo.has_template) == (
+        (),
+        (2,),
+        2,
+        49152,
+        True,
+    )
 
 
 def test_a_frame_is_the_rendered_prompt(demo: ChatTokenizer) -> None:
@@ -222,7 +241,9 @@ def test_options_reach_the_template_and_pin_its_date() -> None:
     messages = [{"role": "user", "content": "x"}]
     assert with_template(template).render(messages, options) == "01 Mar 1999 1999 False x"
     year = datetime.date.today().year
-    assert with_template(template).render(messages, {"enable_thinking": True}).endswith(f"{year} {year} True x")
+    assert (
+        with_template(template).render(messages, {"enable_thinking": True}).endswith(f"{year} {year} True x")
+    )
     odd = with_template("{% set form = '%' ~ 'Y' %}{{ strftime_now(form) }}")
     with pytest.raises(ValueError, match="date format %Y is not spelled out"):
         odd.render(messages, options)

@@ -1,4 +1,6 @@
-"""The kernel with its log-sum-exp against the formula, and softmax over a union of stretches against softmax over all keys at once."""
+"""The kernel with its log-sum-exp against the formula, and softmax over a union of stretches against softmax
+over all keys at once.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,16 @@ from pipeline.engine.packed.attention import _attend_plainly, _Joined, attend
 
 
 def states(rows: int, heads: int, tokens: int, width: int = 16, seed: int = 0) -> torch.Tensor:
-    return torch.randn(rows, heads, tokens, width, generator=torch.Generator().manual_seed(seed + tokens + heads))
+    return torch.randn(
+        rows, heads, tokens, width, generator=torch.Generator().manual_seed(seed + tokens + heads)
+    )
 
 
 @pytest.mark.parametrize(("heads", "groups"), [(4, 4), (6, 2), (4, 1)])
 @pytest.mark.parametrize("kind", ["everything", "causal", "hidden columns", "tree"])
-def test_the_kernel_is_the_formula(heads: int, groups: int, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_is_the_formula(
+    heads: int, groups: int, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(attention, "_PLAIN_QUERIES", 7)  # several stretches
     query, key, value = states(2, heads, 20), states(2, groups, 20, seed=1), states(2, groups, 20, seed=2)
     mask = None
@@ -24,7 +30,9 @@ def test_the_kernel_is_the_formula(heads: int, groups: int, kind: str, monkeypat
         mask[0, ..., 13:] = float("-inf")
     if kind == "tree":
         visible = torch.rand(2, 1, 20, 20, generator=torch.Generator().manual_seed(3)) > 0.4
-        mask = torch.zeros(2, 1, 20, 20).masked_fill(~(visible | torch.eye(20, dtype=torch.bool)), float("-inf"))
+        mask = torch.zeros(2, 1, 20, 20).masked_fill(
+            ~(visible | torch.eye(20, dtype=torch.bool)), float("-inf")
+        )
     found = attend(query, key, value, 0.25, causal=kind == "causal", mask=mask)
     expected = _attend_plainly(query, key, value, 0.25, causal=kind == "causal", mask=mask)
     for mine, theirs in zip(found, expected, strict=True):

@@ -11,20 +11,29 @@ from hypothesis import strategies as st
 from pipeline.engine.packed.label_trie import ROOT, LabelTrie, Search, SearchWorth, nodes_needed
 from pipeline.records import digest
 
-LABELS = st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=5).map(lambda ids: (*ids, 9)), min_size=1, max_size=20, unique=True)
+LABELS = st.lists(
+    st.lists(st.integers(0, 4), min_size=1, max_size=5).map(lambda ids: (*ids, 9)),
+    min_size=1,
+    max_size=20,
+    unique=True,
+)
 
 
 def predictions(trie: LabelTrie, spread: float) -> dict[int, dict[int, float]]:
     """A language model over ten tokens: each node's distribution depends on the node alone."""
     table = {}
     for node in [ROOT, *range(len(trie.nodes))]:
-        weights = [math.exp(spread * int(digest(str(node), str(token))[:4], 16) / 16**4) for token in range(10)]
+        weights = [
+            math.exp(spread * int(digest(str(node), str(token))[:4], 16) / 16**4) for token in range(10)
+        ]
         table[node] = {token: math.log(weights[token] / sum(weights)) for token in trie.targets[node]}
     return table
 
 
 def exact(trie: LabelTrie, table: dict[int, dict[int, float]]) -> list[float]:
-    return trie.scores({(node, token): value for node, values in table.items() for token, value in values.items()})
+    return trie.scores(
+        {(node, token): value for node, values in table.items() for token, value in values.items()}
+    )
 
 
 def normalized(scores: list[float]) -> list[float]:
@@ -80,12 +89,16 @@ def test_a_clear_case_computes_little() -> None:
     while wanted := search.wanted():
         fed += len(wanted)
         for node in wanted:
-            search.learn(node, {token: math.log(0.9993 if token in (3, 9) else 0.0001) for token in trie.targets[node]})
+            search.learn(
+                node, {token: math.log(0.9993 if token in (3, 9) else 0.0001) for token in trie.targets[node]}
+            )
     assert fed < len(trie.nodes) // 4
 
 
 def _sure(trie: LabelTrie, favourite: int, strength: float) -> dict[int, dict[int, float]]:
-    """Predictions of a model that gives the favourite's next token ``strength`` of every node's probability, the rest in equal shares."""
+    """Predictions of a model that gives the favourite's next token ``strength`` of every node's probability,
+    the rest in equal shares.
+    """
     path = dict(trie.paths[favourite])
     predicted = {}
     for node, tokens in trie.targets.items():
@@ -96,7 +109,9 @@ def _sure(trie: LabelTrie, favourite: int, strength: float) -> dict[int, dict[in
 
 
 def test_searching_pays_for_a_sure_model_and_not_for_one_that_spreads_its_probability() -> None:
-    trie = LabelTrie([(first, second, third, 9) for first in range(4) for second in range(4) for third in range(4)])
+    trie = LabelTrie(
+        [(first, second, third, 9) for first in range(4) for second in range(4) for third in range(4)]
+    )
     for strength, pays in ((0.9999, True), (0.05, False)):
         worth = SearchWorth(trie, 0.001)
         assert not worth.pays  # nothing is known yet

@@ -5,7 +5,12 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from pipeline.engine.sampling.repetition import MAX_PERIOD_TOKENS, MIN_COVER_TOKENS, MIN_REPEATS, RepetitionDetector
+from pipeline.engine.sampling.repetition import (
+    MAX_PERIOD_TOKENS,
+    MIN_COVER_TOKENS,
+    MIN_REPEATS,
+    RepetitionDetector,
+)
 
 
 def first_loop(tokens: list[int]) -> tuple[int, int] | None:
@@ -19,16 +24,24 @@ def first_loop(tokens: list[int]) -> tuple[int, int] | None:
 
 
 def loops_at_end(tokens: list[int]) -> bool:
-    """The definition, word for word and slowly: a period that stands at the end often enough and covers enough."""
+    """The definition, word for word and slowly: a period that stands at the end often enough and covers
+    enough.
+    """
     for period in range(1, MAX_PERIOD_TOKENS + 1):
         covered = max(MIN_COVER_TOKENS, MIN_REPEATS * period)
         tail = tokens[-covered:]
-        if len(tail) == covered and all(tail[index] == tail[index - period] for index in range(period, covered)):
+        if len(tail) == covered and all(
+            tail[index] == tail[index - period] for index in range(period, covered)
+        ):
             return True
     return False
 
 
-@given(st.lists(st.integers(0, 3), max_size=30), st.lists(st.integers(0, 3), min_size=1, max_size=14), st.integers(1, 80))
+@given(
+    st.lists(st.integers(0, 3), max_size=30),
+    st.lists(st.integers(0, 3), min_size=1, max_size=14),
+    st.integers(1, 80),
+)
 def test_agrees_with_the_definition(head: list[int], period: list[int], repeats: int) -> None:
     tokens = (head + period * repeats)[:200]
     found = first_loop(tokens)
@@ -36,7 +49,10 @@ def test_agrees_with_the_definition(head: list[int], period: list[int], repeats:
     assert (found[0] if found else None) == slow
 
 
-@given(st.lists(st.integers(100, 200), max_size=40), st.lists(st.integers(0, 50), min_size=1, max_size=MAX_PERIOD_TOKENS, unique=True))
+@given(
+    st.lists(st.integers(100, 200), max_size=40),
+    st.lists(st.integers(0, 50), min_size=1, max_size=MAX_PERIOD_TOKENS, unique=True),
+)
 def test_keeps_head_and_one_period(head: list[int], period: list[int]) -> None:
     repeats = MIN_COVER_TOKENS // len(period) + MIN_REPEATS + 1
     assume(first_loop(head) is None)

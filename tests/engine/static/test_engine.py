@@ -30,7 +30,9 @@ LABELS = Score(((5,), (6, 7), (6, 8, 9)))
 
 
 class Guarded(torch.nn.Module):
-    """A real model behind a check of each call, which may raise (as the allocator or a broken kernel would)."""
+    """A real model behind a check of each call, which may raise (as the allocator or a broken kernel
+    would).
+    """
 
     def __init__(self, check: Callable[[torch.Tensor, torch.Tensor, Any], None]) -> None:
         super().__init__()
@@ -41,9 +43,19 @@ class Guarded(torch.nn.Module):
     def get_input_embeddings(self) -> Any:
         return self.inner.get_input_embeddings()
 
-    def forward(self, input_ids: Any, attention_mask: Any, position_ids: Any, cache: Any, logits_to_keep: int, **rest: Any) -> Any:
+    def forward(
+        self,
+        input_ids: Any,
+        attention_mask: Any,
+        position_ids: Any,
+        cache: Any,
+        logits_to_keep: int,
+        **rest: Any,
+    ) -> Any:
         self.check(input_ids, attention_mask, cache)
-        return self.inner(input_ids, attention_mask, position_ids, cache, logits_to_keep=logits_to_keep, **rest)
+        return self.inner(
+            input_ids, attention_mask, position_ids, cache, logits_to_keep=logits_to_keep, **rest
+        )
 
 
 def exhaust_memory() -> None:
@@ -67,13 +79,17 @@ def finished(engine: ModelEngine, asked: list[Request]) -> list[Generation]:
             break
         done += engine.step()
     assert engine.idle
-    assert sorted(generation.request_id for generation in done) == sorted(request.request_id for request in asked)
+    assert sorted(generation.request_id for generation in done) == sorted(
+        request.request_id for request in asked
+    )
     return sorted(done, key=lambda generation: generation.request_id)
 
 
 @pytest.fixture(scope="module")
 def plain() -> list[Generation]:
-    return finished(engine_with(lambda ids, mask, cache: None, dataclasses.replace(PLAN, max_batch_rows=1)), requests())
+    return finished(
+        engine_with(lambda ids, mask, cache: None, dataclasses.replace(PLAN, max_batch_rows=1)), requests()
+    )
 
 
 def texts(generations: list[Generation]) -> list[tuple[int, ...]]:
@@ -83,7 +99,10 @@ def texts(generations: list[Generation]) -> list[tuple[int, ...]]:
 def test_runs_decodes_and_scores_together(plain: list[Generation]) -> None:
     engine: Engine = engine_with(lambda ids, mask, cache: None)
     assert isinstance(engine, ModelEngine)
-    scored = [dataclasses.replace(request, request_id=request.request_id + 100, ask=LABELS) for request in requests()]
+    scored = [
+        dataclasses.replace(request, request_id=request.request_id + 100, ask=LABELS)
+        for request in requests()
+    ]
     done = finished(engine, requests() + scored)
     assert texts(done[:8]) == texts(plain)
     assert {generation.batch_rows for generation in done} == {8}
@@ -119,7 +138,9 @@ def test_out_of_memory_halves_the_batch_and_is_remembered(plain: list[Generation
     assert max(rows_tried) == 2  # batches at least as long are not tried larger again
 
 
-@pytest.mark.parametrize("error", [MemoryError("no room"), torch.OutOfMemoryError("CUDA out of memory."), OutOfMemory("asked for")])
+@pytest.mark.parametrize(
+    "error", [MemoryError("no room"), torch.OutOfMemoryError("CUDA out of memory."), OutOfMemory("asked for")]
+)
 def test_every_kind_of_out_of_memory_is_known(error: Exception, plain: list[Generation]) -> None:
     def check(ids: torch.Tensor, mask: torch.Tensor, cache: Any) -> None:
         if len(ids) > 4:
@@ -132,7 +153,11 @@ def test_every_kind_of_out_of_memory_is_known(error: Exception, plain: list[Gene
 def small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """KV caches on disk go to one of so many bytes."""
     size_bytes = 128 * 1024
-    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(tmp_path)], capture_output=True, check=False)
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(tmp_path)],
+        capture_output=True,
+        check=False,
+    )
     if done.returncode:
         pytest.skip("no file system of a chosen size can be made here")
     monkeypatch.setattr(DiskLayer, "folder", tmp_path)
@@ -145,7 +170,9 @@ def test_a_full_disk_under_the_cache_halves_the_batch_too(small_disk: int, plain
     done = finished(engine_with(lambda ids, mask, cache: None, plan), requests())
     assert texts(done) == texts(plain)
     assert max(generation.batch_rows for generation in done) < len(LENGTHS)
-    os.posix_fallocate(filler := os.open(DiskLayer.folder / "filler", os.O_CREAT | os.O_RDWR), 0, small_disk - 4096)
+    os.posix_fallocate(
+        filler := os.open(DiskLayer.folder / "filler", os.O_CREAT | os.O_RDWR), 0, small_disk - 4096
+    )
     os.close(filler)
     (found,) = finished(engine_with(lambda ids, mask, cache: None, plan), requests(ASK, (40,)))
     assert found.error is not None
@@ -168,7 +195,11 @@ def test_alone_then_smaller_passes_then_offloaded_then_on_disk(ask: Decode | Sco
 
     plan = dataclasses.replace(PLAN, prefill_chunk_tokens=64)
     expected = finished(engine_with(lambda ids, mask, cache: None), requests(ask, (40,)))[0]
-    for check, placement in ((small_passes_only, "device"), (offloaded_only, "offloaded"), (disk_only, "disk")):
+    for check, placement in (
+        (small_passes_only, "device"),
+        (offloaded_only, "offloaded"),
+        (disk_only, "disk"),
+    ):
         [found] = finished(engine_with(check, plan), requests(ask, (40,)))
         assert found.placement == placement
         assert found.error is None
@@ -219,7 +250,9 @@ def test_a_full_disk_is_not_the_documents_fault(placement: Any, kind: str) -> No
             raise OSError(errno.ENOSPC, "No space left on device")
         exhaust_memory()
 
-    [found] = finished(engine_with(full, dataclasses.replace(PLAN, placement=placement)), requests(ASK, (40,)))
+    [found] = finished(
+        engine_with(full, dataclasses.replace(PLAN, placement=placement)), requests(ASK, (40,))
+    )
     assert found.error is not None
     assert found.error[0] == kind
 
@@ -267,7 +300,10 @@ def test_an_exception_of_the_model_is_a_record_of_its_row_only(plain: list[Gener
             raise ValueError("shapes of the third kind")
 
     done = finished(engine_with(check), requests())
-    assert done[3].error == ("model_error", "The model raised ValueError on this prompt: shapes of the third kind")
+    assert done[3].error == (
+        "model_error",
+        "The model raised ValueError on this prompt: shapes of the third kind",
+    )
     assert texts(done[:3] + done[4:]) == texts(plain[:3] + plain[4:])
 
 

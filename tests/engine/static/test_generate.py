@@ -28,7 +28,9 @@ def test_left_padding_counts_real_tokens() -> None:
 
 
 @pytest.mark.parametrize("placement", ["device", "offloaded"])
-@pytest.mark.parametrize("chunk", [4, 28, 100, 10_000])  # 1, 7, 25, all columns a pass: the first are only padding for short rows
+@pytest.mark.parametrize(
+    "chunk", [4, 28, 100, 10_000]
+)  # 1, 7, 25, all columns a pass: the first are only padding for short rows
 @pytest.mark.parametrize("family", QUICK)
 def test_padded_chunked_prefill_gives_each_rows_own_logits(family: str, chunk: int, placement: Any) -> None:
     forward = Forward(tiny_model(family))
@@ -89,15 +91,27 @@ class Scripted(torch.nn.Module):
     def get_input_embeddings(self) -> Any:
         return self.inner.get_input_embeddings()
 
-    def forward(self, input_ids: Any, attention_mask: Any, position_ids: Any, cache: Any, logits_to_keep: int, **rest: Any) -> Any:
-        output = self.inner(input_ids, attention_mask, position_ids, cache, logits_to_keep=logits_to_keep, **rest)
+    def forward(
+        self,
+        input_ids: Any,
+        attention_mask: Any,
+        position_ids: Any,
+        cache: Any,
+        logits_to_keep: int,
+        **rest: Any,
+    ) -> Any:
+        output = self.inner(
+            input_ids, attention_mask, position_ids, cache, logits_to_keep=logits_to_keep, **rest
+        )
         for row, position in enumerate(position_ids[:, -1].tolist()):
             self.push(output.logits[row, -1], position)
         return output
 
 
 def ends_of(push: Any, lengths: tuple[int, ...] = (10, 20), limit: int = 100) -> list[Reply]:
-    return generate(Forward(Scripted(push)), prompts(lengths), [Decode(limit)] * len(lengths), {2, 3}, settings())
+    return generate(
+        Forward(Scripted(push)), prompts(lengths), [Decode(limit)] * len(lengths), {2, 3}, settings()
+    )
 
 
 def test_stops_on_any_end_token() -> None:
@@ -145,15 +159,25 @@ def test_sampling_does_not_depend_on_company() -> None:
     ends: set[int] = set(range(3, 15))
     together = generate(forward, prompts(LENGTHS), asks, ends, settings())
     reverse = generate(forward, prompts(LENGTHS)[::-1], asks[::-1], ends, settings(64))[::-1]
-    alone = [generate(forward, [prompt], [ask], ends, settings())[0] for prompt, ask in zip(prompts(LENGTHS), asks, strict=True)]
+    alone = [
+        generate(forward, [prompt], [ask], ends, settings())[0]
+        for prompt, ask in zip(prompts(LENGTHS), asks, strict=True)
+    ]
     assert together == reverse == alone
-    other = generate(forward, [prompts(LENGTHS)[0]], [Decode(30, Sampling(1.0, seed=99))], ends, settings())[0]
+    other = generate(forward, [prompts(LENGTHS)[0]], [Decode(30, Sampling(1.0, seed=99))], ends, settings())[
+        0
+    ]
     assert other.token_ids != alone[0].token_ids
     greedy = generate(forward, [prompts(LENGTHS)[0]], [Decode(30)], ends, settings())[0]
-    assert tuple(greedy.token_ids) == reference_text(tiny_model("llama (GQA)"), prompts(LENGTHS)[0], ends, 30).tokens
+    assert (
+        tuple(greedy.token_ids)
+        == reference_text(tiny_model("llama (GQA)"), prompts(LENGTHS)[0], ends, 30).tokens
+    )
 
 
 def test_limits_are_each_rows_own() -> None:
     forward = Forward(tiny_model("gpt_neox (MHA)"))
-    replies = generate(forward, prompts((9, 9, 9)), [Decode(1), Decode(17), Decode(4)], {VOCABULARY + 5}, settings())
+    replies = generate(
+        forward, prompts((9, 9, 9)), [Decode(1), Decode(17), Decode(4)], {VOCABULARY + 5}, settings()
+    )
     assert [len(reply.token_ids) for reply in replies] == [1, 17, 4]

@@ -26,7 +26,9 @@ def settings(score_rows: int = 64, batch_tokens: int = 10_000, chunk: int = 10_0
     return Settings(chunk, score_rows, batch_tokens, "device", pad_id=0)
 
 
-@pytest.mark.parametrize("limits", [settings(), settings(score_rows=1), settings(batch_tokens=120), settings(chunk=33)])
+@pytest.mark.parametrize(
+    "limits", [settings(), settings(score_rows=1), settings(batch_tokens=120), settings(chunk=33)]
+)
 @pytest.mark.parametrize("family", QUICK)
 def test_equal_to_each_continuation_on_its_own(family: str, limits: Settings) -> None:
     model = tiny_model(family)
@@ -39,7 +41,9 @@ def test_equal_to_each_continuation_on_its_own(family: str, limits: Settings) ->
 
 def test_probabilities_of_all_tokens_sum_to_one() -> None:
     model = tiny_model("llama (GQA)")
-    [(scores, _)] = score(Forward(model), prompts((20,)), [Score(tuple((token,) for token in range(199)))], settings())
+    [(scores, _)] = score(
+        Forward(model), prompts((20,)), [Score(tuple((token,) for token in range(199)))], settings()
+    )
     assert sum(torch.tensor(scores).exp()) == pytest.approx(1.0, abs=1e-4)
 
 
@@ -66,7 +70,9 @@ def test_features_are_what_the_head_is_given_at_the_last_token(family: str, limi
     asks = [Score(((7, 8),), features=True), Score(((7, 8),))]
     (_, wanted), (_, unwanted) = score(Forward(model), prompts((20, 20)), asks, settings(chunk=limit))
     assert unwanted == b""
-    np.testing.assert_allclose(np.frombuffer(wanted, "<f2"), reference_features(model, prompts((20,))[0]).numpy(), atol=2e-3)
+    np.testing.assert_allclose(
+        np.frombuffer(wanted, "<f2"), reference_features(model, prompts((20,))[0]).numpy(), atol=2e-3
+    )
 
 
 def test_wide_states_are_sketched_and_broken_ones_left_out() -> None:
@@ -74,7 +80,8 @@ def test_wide_states_are_sketched_and_broken_ones_left_out() -> None:
     sketches = [np.frombuffer(packed(row), "<f2").astype(np.float64) for row in (*rows, rows.sum(dim=0))]
     assert {len(sketch) for sketch in sketches} == {MOST_FEATURES}
     assert np.linalg.norm(sketches[0]) == pytest.approx(float(rows[0].norm()), rel=0.1)
-    np.testing.assert_allclose(sketches[0] + sketches[1], sketches[2], atol=0.05)  # linear: what a probe needs
+    # linear: what a probe needs
+    np.testing.assert_allclose(sketches[0] + sketches[1], sketches[2], atol=0.05)
     assert packed(torch.tensor([1.0, float("nan")])) == b""
 
 

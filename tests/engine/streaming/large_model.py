@@ -1,7 +1,8 @@
-"""A Llama-shaped model of 1.1 billion parameters with seeded random weights, written layer by layer; and a process that runs it streamed.
+"""A Llama-shaped model of 1.1 billion parameters with seeded random weights, written layer by layer; and a
+process that runs it streamed.
 
-As a script: ``python -m tests.engine.streaming.large_model MODEL RESULT ALLOWED_BYTES ROWS NEW_TOKENS [DTYPE [PROMPT]]``; waits
-for a line first. With 0 bytes allowed, everything is read for each sweep.
+As a script: ``python -m tests.engine.streaming.large_model MODEL RESULT ALLOWED_BYTES ROWS NEW_TOKENS [DTYPE
+[PROMPT]]``; waits for a line first. With 0 bytes allowed, everything is read for each sweep.
 """
 
 from __future__ import annotations
@@ -25,10 +26,22 @@ from pipeline.system.process_memory import peak_resident_bytes
 from tests.engine.streaming.opened import answers, engine_on, opened
 
 SHAPE: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 32000, "hidden_size": 2048, "intermediate_size": 5632,
-    "num_hidden_layers": 22, "num_attention_heads": 32, "num_key_value_heads": 4, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5,
-    "hidden_act": "silu", "tie_word_embeddings": False, "torch_dtype": "float32", "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 32000,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 22,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 PROMPT_TOKENS = 16
 
 
@@ -51,17 +64,28 @@ def _files(shape: dict[str, Any]) -> dict[str, dict[str, tuple[int, ...]]]:
     hidden, wide, layers = shape["hidden_size"], shape["intermediate_size"], shape["num_hidden_layers"]
     keys = hidden // shape["num_attention_heads"] * shape["num_key_value_heads"]
     linears = {
-        "self_attn.q_proj": (hidden, hidden), "self_attn.k_proj": (keys, hidden), "self_attn.v_proj": (keys, hidden),
-        "self_attn.o_proj": (hidden, hidden), "mlp.gate_proj": (wide, hidden), "mlp.up_proj": (wide, hidden),
-        "mlp.down_proj": (hidden, wide), "input_layernorm": (hidden,), "post_attention_layernorm": (hidden,),
-    }  # fmt: skip
-    files = {f"layer{layer:02}.safetensors": {f"model.layers.{layer}.{name}.weight": size for name, size in linears.items()}
-             for layer in range(layers)}  # fmt: skip
+        "self_attn.q_proj": (hidden, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, hidden),
+        "mlp.gate_proj": (wide, hidden),
+        "mlp.up_proj": (wide, hidden),
+        "mlp.down_proj": (hidden, wide),
+        "input_layernorm": (hidden,),
+        "post_attention_layernorm": (hidden,),
+    }
+    files = {
+        f"layer{layer:02}.safetensors": {
+            f"model.layers.{layer}.{name}.weight": size for name, size in linears.items()
+        }
+        for layer in range(layers)
+    }
     table = (shape["vocab_size"], hidden)
     return {
-        **files, "embed.safetensors": {"model.embed_tokens.weight": table, "model.norm.weight": (hidden,)},
+        **files,
+        "embed.safetensors": {"model.embed_tokens.weight": table, "model.norm.weight": (hidden,)},
         "head.safetensors": {"lm_head.weight": table},
-    }  # fmt: skip
+    }
 
 
 def _weights(size: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
@@ -69,7 +93,10 @@ def _weights(size: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
 
 
 def requests(rows: int, new_tokens: int, prompt_tokens: int = PROMPT_TOKENS) -> list[Request]:
-    ids = [tuple(3 + (131 * row + 17 * place * place) % 31_000 for place in range(prompt_tokens)) for row in range(rows)]
+    ids = [
+        tuple(3 + (131 * row + 17 * place * place) % 31_000 for place in range(prompt_tokens))
+        for row in range(rows)
+    ]
     return [Request(row, prompt, Decode(new_tokens, loops_end=False)) for row, prompt in enumerate(ids)]
 
 
@@ -78,7 +105,13 @@ def plan(rows: int) -> Plan:
 
 
 def main(
-    folder: str, result: str, allowed: str, rows: str, new_tokens: str, dtype: str = "float32", prompt: str = str(PROMPT_TOKENS)
+    folder: str,
+    result: str,
+    allowed: str,
+    rows: str,
+    new_tokens: str,
+    dtype: str = "float32",
+    prompt: str = str(PROMPT_TOKENS),
 ) -> None:
     from transformers.models.llama import modeling_llama  # noqa: F401  # belongs to the bare process
 
@@ -88,7 +121,11 @@ def main(
     loaded = opened(Path(folder), "nf4", int(allowed) or None, dtype=dtype)
     weights = loaded.gates.weights
     planned = dataclasses.replace(plan(int(rows)), dtype=dtype)
-    engine = engine_on(loaded, planned, lane_rows=micro_batch_rows(model_shape(SHAPE), dtype, planned.prefill_chunk_tokens, 2048))
+    engine = engine_on(
+        loaded,
+        planned,
+        lane_rows=micro_batch_rows(model_shape(SHAPE), dtype, planned.prefill_chunk_tokens, 2048),
+    )
     ends = [0.0]
     head = weights.head
 
@@ -105,15 +142,22 @@ def main(
     weights.settle()
     seconds = time.perf_counter() - started
     facts = {
-        "tokens": [list(generation.token_ids) for generation in done], "seconds": seconds, "sweeps": weights.sweeps - sweeps,
-        "read_bytes": weights.files.read_bytes - read, "sweep_bytes": weights.tiers.sweep_bytes, "grain": weights.tiers.grain,
-        "dequantized": max(weights.dequantized.values(), default=0), "all_sweeps": weights.sweeps, "peak_bytes": peak_resident_bytes(),
+        "tokens": [list(generation.token_ids) for generation in done],
+        "seconds": seconds,
+        "sweeps": weights.sweeps - sweeps,
+        "read_bytes": weights.files.read_bytes - read,
+        "sweep_bytes": weights.tiers.sweep_bytes,
+        "grain": weights.tiers.grain,
+        "dequantized": max(weights.dequantized.values(), default=0),
+        "all_sweeps": weights.sweeps,
+        "peak_bytes": peak_resident_bytes(),
         "bare_bytes": bare_bytes,
         "peak_load_bytes": loaded.facts["peak_load_bytes"],
-        "preparing_seconds": loaded.facts["preparing_seconds"], "working_bytes": weights.tiers.working_bytes,
+        "preparing_seconds": loaded.facts["preparing_seconds"],
+        "working_bytes": weights.tiers.working_bytes,
         "sweep_seconds": [round(end - begin, 3) for begin, end in itertools.pairwise(ends[1:])],
         "tokens_per_second": int(rows) * int(new_tokens) / seconds,
-    }  # fmt: skip
+    }
     Path(result).write_text(json.dumps(facts))
 
 

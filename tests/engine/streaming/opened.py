@@ -15,17 +15,37 @@ from pipeline.engine.streaming.load import StreamedModel, open_streamed
 from pipeline.records import Generation, Plan, Request, Streaming
 
 
-def configured(folder: Path, quantization: str = "none", cpu_bytes: int | None = None, dtype: str = "float32", **engine: Any) -> Config:
-    return parse_config({
-        "model": {"id": str(folder), "quantization": quantization, "dtype": dtype,
-                  "max_memory": None if cpu_bytes is None else {"cpu": cpu_bytes}},
-        "source": {"path": "none"}, "tasks": [{"name": "none", "kind": "summarize"}], "run": {"directory": "none"}, "engine": engine,
-    })  # fmt: skip
+def configured(
+    folder: Path,
+    quantization: str = "none",
+    cpu_bytes: int | None = None,
+    dtype: str = "float32",
+    **engine: Any,
+) -> Config:
+    return parse_config(
+        {
+            "model": {
+                "id": str(folder),
+                "quantization": quantization,
+                "dtype": dtype,
+                "max_memory": None if cpu_bytes is None else {"cpu": cpu_bytes},
+            },
+            "source": {"path": "none"},
+            "tasks": [{"name": "none", "kind": "summarize"}],
+            "run": {"directory": "none"},
+            "engine": engine,
+        }
+    )
 
 
 def opened(
-    folder: Path, quantization: str = "none", cpu_bytes: int | None = None, *, said: list[str] | None = None, dtype: str = "float32"
-) -> StreamedModel:  # fmt: skip
+    folder: Path,
+    quantization: str = "none",
+    cpu_bytes: int | None = None,
+    *,
+    said: list[str] | None = None,
+    dtype: str = "float32",
+) -> StreamedModel:
     """Without ``cpu_bytes`` everything is read for each sweep, whatever would fit."""
     config = configured(folder, quantization, cpu_bytes, dtype)
     location = locate(config.model)
@@ -35,9 +55,13 @@ def opened(
     return open_streamed(config, location, dtype, identity, say, "for a test", planned)
 
 
-def engine_on(loaded: StreamedModel, plan: Plan, end_ids: Sequence[int] = (), lane_rows: int = 4) -> StreamedEngine:
+def engine_on(
+    loaded: StreamedModel, plan: Plan, end_ids: Sequence[int] = (), lane_rows: int = 4
+) -> StreamedEngine:
     attention = str(loaded.facts["attention"])
-    return StreamedEngine(loaded.model, loaded.gates, plan, end_ids=end_ids, pad_id=0, attention=attention, lane_rows=lane_rows)
+    return StreamedEngine(
+        loaded.model, loaded.gates, plan, end_ids=end_ids, pad_id=0, attention=attention, lane_rows=lane_rows
+    )
 
 
 def answers(engine: Engine, requests: Sequence[Request]) -> list[Generation]:

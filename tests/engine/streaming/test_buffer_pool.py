@@ -1,4 +1,6 @@
-"""Storage of units on their way: one size for all, whatever lies in it, each tensor where its kind of number may lie."""
+"""Storage of units on their way: one size for all, whatever lies in it, each tensor where its kind of number
+may lie.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def direct_reads(folder: Path) -> bool:
 
 @_files
 @given(kinds=TENSORS, cut=st.integers(0, 7), around=st.booleans())
-def test_any_stretch_of_a_file_is_read_as_written(tmp_path: Path, kinds: list[tuple[torch.dtype, int]], cut: int, around: bool) -> None:
+def test_any_stretch_of_a_file_is_read_as_written(
+    tmp_path: Path, kinds: list[tuple[torch.dtype, int]], cut: int, around: bool
+) -> None:
     blocks, tensors = written(tmp_path, kinds)
     begin = cut % len(blocks)
     files = BlockFiles(tmp_path)
@@ -78,7 +82,9 @@ def test_what_is_in_use_is_not_given_out_again(tmp_path: Path) -> None:
     assert slabs.made == 2
 
 
-def test_reads_go_around_the_page_cache_where_the_system_lets_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_go_around_the_page_cache_where_the_system_lets_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     blocks, (expected,) = written(tmp_path, [(torch.float32, 10_000)])
     if not direct_reads(tmp_path):
         pytest.skip("the file system of temporary files knows no direct reads")
@@ -116,7 +122,9 @@ def test_another_fault_of_the_disk_is_not_hidden(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize("most", [1, 100, 511, 4096, 5000, 10**6])
 def test_reads_that_end_early_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
-    """All of it is asked for, and as much of it as fits counts as read; the next read begins within a page, or at another one."""
+    """All of it is asked for, and as much of it as fits counts as read; the next read begins within a page,
+    or at another one.
+    """
     blocks, tensors = written(tmp_path, [(torch.uint8, 91), (torch.float32, 25_000 if most > 1 else 50)])
     really, asked = os.preadv, []
 

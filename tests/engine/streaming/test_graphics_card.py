@@ -1,4 +1,6 @@
-"""On a graphics card: pinned buffers and a stream of their own, peak within the plan, copies beside computing, as resident."""
+"""On a graphics card: pinned buffers and a stream of their own, peak within the plan, copies beside
+computing, as resident.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ from pipeline.records import Decode, Plan, Request
 from tests.engine.small_models import save_llama
 from tests.engine.streaming.opened import answers, configured, engine_on
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 PLAN = Plan("float32", "nf4", "device", "instructions_first", 256, 16, 10_000, 256, 1)
 _WIDE = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8, "vocab_size": 8192}
 
@@ -31,11 +36,16 @@ def on_card(folder: Path, memory: dict[int | str, int]) -> StreamedModel:
     config = configured(folder, "nf4")
     config = config.model_copy(update={"model": config.model.model_copy(update={"max_memory": memory})})
     location = locate(config.model)
-    return open_streamed(config, location, "float32", weights_identity(config.model, location), lambda _: None, "for a test")
+    return open_streamed(
+        config, location, "float32", weights_identity(config.model, location), lambda _: None, "for a test"
+    )
 
 
 def requests(rows: int) -> list[Request]:
-    return [Request(row, tuple(3 + (row + 7 * place) % 500 for place in range(20)), Decode(6)) for row in range(rows)]
+    return [
+        Request(row, tuple(3 + (row + 7 * place) % 500 for place in range(20)), Decode(6))
+        for row in range(rows)
+    ]
 
 
 @pytest.mark.parametrize("ram_bytes", [0, 10**9])
@@ -52,7 +62,8 @@ def test_as_resident_and_within_the_plan(folder: Path, tmp_path: Path, ram_bytes
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     answers(engine_on(loaded, PLAN), requests(12))
-    assert torch.cuda.max_memory_allocated() - before <= tiers.working_bytes + 64 * 2**20  # activations and keys and values
+    # activations and keys and values
+    assert torch.cuda.max_memory_allocated() - before <= tiers.working_bytes + 64 * 2**20
 
 
 def test_copies_run_beside_computing(folder: Path) -> None:

@@ -1,4 +1,6 @@
-"""1.1 billion parameters within an allowance: in a cgroup that counts the page cache, with cold caches, as resident, and what it costs."""
+"""1.1 billion parameters within an allowance: in a cgroup that counts the page cache, with cold caches, as
+resident, and what it costs.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +23,32 @@ _NEW_TOKENS = 3
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
-    """Runs the large model in a process of its own: (allowed bytes of weights, rows, limit of the cgroup) to facts."""
+    """Runs the large model in a process of its own: (allowed bytes of weights, rows, limit of the cgroup) to
+    facts.
+    """
     home = tmp_path_factory.mktemp("large")
     model = write_model(home / "model")
 
-    def started(allowed: int, rows: int, group: MemoryGroup | None = None, limit_bytes: int = 0) -> dict[str, Any]:
-        command = [sys.executable, "-m", "tests.engine.streaming.large_model", str(model), str(home / "result"), str(allowed), str(rows)]
+    def started(
+        allowed: int, rows: int, group: MemoryGroup | None = None, limit_bytes: int = 0
+    ) -> dict[str, Any]:
+        command = [
+            sys.executable,
+            "-m",
+            "tests.engine.streaming.large_model",
+            str(model),
+            str(home / "result"),
+            str(allowed),
+            str(rows),
+        ]
         command.append(str(_NEW_TOKENS))
         environment = {**os.environ, "OVERNIGHT_CACHE": str(home / "cache"), "MALLOC_ARENA_MAX": "2"}
         options: dict[str, Any] = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment}
-        process = subprocess.Popen(command, text=True, **options) if group is None else group.start(command, **options)
+        process = (
+            subprocess.Popen(command, text=True, **options)
+            if group is None
+            else group.start(command, **options)
+        )
         if group is not None:
             group.limit(limit_bytes)
         _, said = process.communicate("go\n")
@@ -61,7 +79,8 @@ def test_in_little_memory_as_with_all_of_it(run: Callable[..., dict[str, Any]]) 
 def test_every_layer_from_disk_whatever_the_batch(run: Callable[..., dict[str, Any]]) -> None:
     one, many = run(0, 1), run(0, 64)
     for rows, facts in ((1, one), (64, many)):
-        assert facts["sweeps"] == _NEW_TOKENS - 1 + -(-rows * PROMPT_TOKENS // 512)  # prompts are read in passes of 512 tokens
+        # prompts are read in passes of 512 tokens
+        assert facts["sweeps"] == _NEW_TOKENS - 1 + -(-rows * PROMPT_TOKENS // 512)
         assert facts["read_bytes"] == pytest.approx(facts["sweeps"] * facts["sweep_bytes"], rel=0.03)
         assert facts["dequantized"] == facts["all_sweeps"]
 

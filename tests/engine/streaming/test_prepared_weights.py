@@ -1,4 +1,6 @@
-"""Prepared weights: the library's own numbers, made once, resumed after a kill, rebuilt where damaged, within memory and quota."""
+"""Prepared weights: the library's own numbers, made once, resumed after a kill, rebuilt where damaged, within
+memory and quota.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def test_files_are_safetensors_with_the_library_s_numbers(folder: Path) -> None:
     assert torch.equal(stored[name], packed)
     assert torch.equal(stored[f"{name}.absmax"], state.absmax)
     rows = [load_file(found.folder / block.file) for block in found.files["lm_head.weight"]]
-    assert torch.equal(torch.cat(list(rows[0].values())), load_file(folder / "model.safetensors")["lm_head.weight"])
+    assert torch.equal(
+        torch.cat(list(rows[0].values())), load_file(folder / "model.safetensors")["lm_head.weight"]
+    )
 
 
 @pytest.mark.parametrize("shape", [(64, 128), (33, 64), (1, 128), (5, 192), (300, 320)])
@@ -70,11 +74,15 @@ def test_dequantized_bits_are_the_library_s(shape: tuple[int, int], nested: bool
 
 
 @pytest.mark.parametrize("shape", [(64, 96), (3, 100), (5, 7), (2, 32), (1, 65)])
-def test_rows_that_are_no_multiple_of_a_block_are_right_where_the_library_errs(shape: tuple[int, int]) -> None:
+def test_rows_that_are_no_multiple_of_a_block_are_right_where_the_library_errs(
+    shape: tuple[int, int],
+) -> None:
     functional = import_bitsandbytes().functional
     weight = torch.randn(shape)
     packed, state = functional.quantize_4bit(weight, quant_type="nf4", compress_statistics=False)
-    nibbles = torch.stack([packed.view(-1) >> 4, packed.view(-1) & 15], dim=1).view(-1)[: weight.numel()].long()
+    nibbles = (
+        torch.stack([packed.view(-1) >> 4, packed.view(-1) & 15], dim=1).view(-1)[: weight.numel()].long()
+    )
     expected = (state.code[nibbles] * state.absmax.repeat_interleave(64)[: weight.numel()]).view(shape)
     for dtype in (torch.float32, torch.bfloat16):
         out = torch.empty(shape, dtype=dtype)
@@ -87,9 +95,13 @@ def test_rows_that_are_no_multiple_of_a_block_are_right_where_the_library_errs(s
 def test_quantizing_in_pieces_gives_the_same_bits(nested: bool) -> None:
     functional = import_bitsandbytes().functional
     weight = torch.randn(96, 320) * torch.linspace(0.1, 3, 96)[:, None]
-    packed, state = functional.quantize_4bit(weight, blocksize=64, quant_type="nf4", compress_statistics=nested)
+    packed, state = functional.quantize_4bit(
+        weight, blocksize=64, quant_type="nf4", compress_statistics=nested
+    )
     with quantizing_in_pieces(1000):
-        again, its = functional.quantize_4bit(weight, blocksize=64, quant_type="nf4", compress_statistics=nested)
+        again, its = functional.quantize_4bit(
+            weight, blocksize=64, quant_type="nf4", compress_statistics=nested
+        )
     assert torch.equal(packed, again)
     one, other = state.as_dict(packed=True), its.as_dict(packed=True)
     assert one.keys() == other.keys()
@@ -136,7 +148,9 @@ def wanted_folder(folder: Path) -> Path:
     return prepare(wanted(folder), lambda _: None).folder
 
 
-@pytest.mark.parametrize("group", ["layer-00001", "lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"])
+@pytest.mark.parametrize(
+    "group", ["layer-00001", "lm_head.weight", "model.embed_tokens.weight", "model.norm.weight"]
+)
 def test_a_damaged_file_is_found_and_made_again(folder: Path, group: str) -> None:
     expected = logits(folder)
     found = prepare(wanted(folder), lambda _: None)
@@ -195,7 +209,9 @@ def test_a_cut_weight_file_is_a_sentence(folder: Path) -> None:
         prepare(wanted(folder), lambda _: None)
 
 
-def test_a_decoder_that_is_no_list_of_layers_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decoder_that_is_no_list_of_layers_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**settings, "model_type": "longcat_flash_unheard"}))
     with pytest.raises(ConfigError):
@@ -211,12 +227,16 @@ def test_no_room_on_the_disk_is_said_before(folder: Path, monkeypatch: pytest.Mo
         prepare(wanted(folder), lambda _: None)
 
 
-def test_plain_weights_that_cannot_be_prepared_may_be_offloaded_instead(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_weights_that_cannot_be_prepared_may_be_offloaded_instead(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Full:
         free = 1000
 
     monkeypatch.setattr(module.shutil, "disk_usage", lambda _: Full)
-    with pytest.raises(DoesNotFit, match=r"are free there.*; with engine\.weights: resident the library offloads them"):
+    with pytest.raises(
+        DoesNotFit, match=r"are free there.*; with engine\.weights: resident the library offloads them"
+    ):
         opened(folder, "none", 600_000)
     with pytest.raises(DoesNotFit) as refused:
         opened(folder, "nf4", 600_000)

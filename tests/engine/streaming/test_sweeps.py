@@ -1,4 +1,6 @@
-"""What a sweep costs: bytes from disk, layers loaded and dequantized once for all rows, whatever the batch and the tiers."""
+"""What a sweep costs: bytes from disk, layers loaded and dequantized once for all rows, whatever the batch
+and the tiers.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 def requests(count: int, tokens: int = 9, new_tokens: int = 6) -> list[Request]:
-    return [Request(row, tuple(3 + (row + 7 * place) % 500 for place in range(tokens)), Decode(new_tokens)) for row in range(count)]
+    return [
+        Request(row, tuple(3 + (row + 7 * place) % 500 for place in range(tokens)), Decode(new_tokens))
+        for row in range(count)
+    ]
 
 
 @pytest.mark.parametrize("quantization", ["none", "nf4"])
@@ -76,7 +81,10 @@ def test_where_a_layer_is_too_much_its_modules_come_one_by_one(tmp_path: Path) -
     assert (whole.gates.weights.tiers.grain, part.gates.weights.tiers.grain) == ("layer", "module")
     tiers = part.gates.weights.tiers
     assert tiers.bytes_in("device") + tiers.working_bytes <= 2_400_000
-    texts = [[generation.token_ids for generation in answers(engine_on(loaded, PLAN), requests(7))] for loaded in (whole, part)]
+    texts = [
+        [generation.token_ids for generation in answers(engine_on(loaded, PLAN), requests(7))]
+        for loaded in (whole, part)
+    ]
     assert texts[0] == texts[1]
     assert set(part.gates.weights.dequantized.values()) == {6}
     with pytest.raises(DoesNotFit, match=r"needs .* MiB for the largest of its matrices.*max_memory"):
@@ -84,9 +92,14 @@ def test_where_a_layer_is_too_much_its_modules_come_one_by_one(tmp_path: Path) -
 
 
 def test_rows_come_and_go_between_sweeps(folder: Path) -> None:
-    """More requests than rows fit: new micro-batches begin while others go on, and each answer is that of the request alone."""
+    """More requests than rows fit: new micro-batches begin while others go on, and each answer is that of the
+    request alone.
+    """
     loaded = opened(folder)
-    asked = [dataclasses.replace(request, ask=Decode(2 + request.request_id % 7)) for request in requests(20, tokens=12)]
+    asked = [
+        dataclasses.replace(request, ask=Decode(2 + request.request_id % 7))
+        for request in requests(20, tokens=12)
+    ]
     alone = [answers(engine_on(loaded, PLAN), [request])[0].token_ids for request in asked]
     before = loaded.gates.weights.sweeps
     plan = dataclasses.replace(PLAN, max_batch_rows=6)
@@ -95,16 +108,21 @@ def test_rows_come_and_go_between_sweeps(folder: Path) -> None:
     assert [generation.token_ids for generation in done] == alone
     assert max(generation.batch_rows for generation in done) == 2
     assert (
-        loaded.gates.weights.sweeps - before < sum(request.ask.max_new_tokens for request in asked if isinstance(request.ask, Decode)) / 3
+        loaded.gates.weights.sweeps - before
+        < sum(request.ask.max_new_tokens for request in asked if isinstance(request.ask, Decode)) / 3
     )
     assert all(generation.seconds > 0 for generation in done)
 
 
-def test_a_micro_batch_that_ends_leaves_the_others_in_inference_mode(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_micro_batch_that_ends_leaves_the_others_in_inference_mode(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded = opened(folder)
     layer, modes = loaded.model.model.layers[1].mlp, []
     forward = layer.forward
-    monkeypatch.setattr(layer, "forward", lambda states: (modes.append(torch.is_inference_mode_enabled()), forward(states))[1])
+    monkeypatch.setattr(
+        layer, "forward", lambda states: (modes.append(torch.is_inference_mode_enabled()), forward(states))[1]
+    )
     asked = [dataclasses.replace(request, ask=Decode(2 + 3 * request.request_id)) for request in requests(4)]
     answers(engine_on(loaded, PLAN, lane_rows=1), asked)
     assert set(modes) == {True}
@@ -124,7 +142,9 @@ class Heard:
         self.pulses += 1
 
 
-def test_memory_that_runs_out_in_one_micro_batch_halves_that_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_runs_out_in_one_micro_batch_halves_that_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded = opened(folder)
     expected = [generation.token_ids for generation in answers(engine_on(loaded, PLAN), requests(12))]
     layer = loaded.model.model.layers[2].mlp
@@ -141,7 +161,9 @@ def test_memory_that_runs_out_in_one_micro_batch_halves_that_one(folder: Path, m
     assert heard.pulses > 4 * 6
 
 
-def test_memory_that_runs_out_while_weights_are_unpacked_is_a_smaller_batch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_runs_out_while_weights_are_unpacked_is_a_smaller_batch(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded = opened(folder, "nf4")
     expected = [generation.token_ids for generation in answers(engine_on(loaded, PLAN), requests(6))]
     unpack, left = weight_prefetcher.dequantize, [torch.OutOfMemoryError("not enough memory")]
@@ -171,7 +193,9 @@ def _short(states: torch.Tensor, forward: Any) -> torch.Tensor:
     return result
 
 
-def test_a_row_on_which_the_model_fails_costs_the_others_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_on_which_the_model_fails_costs_the_others_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loaded = opened(folder)
     embedding = loaded.model.get_input_embeddings()
     gather = embedding.forward
@@ -183,7 +207,10 @@ def test_a_row_on_which_the_model_fails_costs_the_others_nothing(folder: Path, m
 
     monkeypatch.setattr(embedding, "forward", refusing)
     engine = engine_on(loaded, PLAN)
-    asked = [Request(9, (77, 5, 6), Decode(3)), *(Request(row, (5 + row, 6, 7), Decode(3)) for row in range(5))]
+    asked = [
+        Request(9, (77, 5, 6), Decode(3)),
+        *(Request(row, (5 + row, 6, 7), Decode(3)) for row in range(5)),
+    ]
     engine.admit(asked)
     done = {}
     while not engine.idle:
@@ -222,12 +249,17 @@ def test_features_are_those_of_the_row_that_asked(folder: Path) -> None:
     alone = [answers(engine_on(loaded, PLAN), [request])[0] for request in asked]
     assert len({generation.features for generation in together}) == 8
     for one, other in zip(together, alone, strict=True):
-        states = [torch.frombuffer(bytearray(generation.features), dtype=torch.float16).float() for generation in (one, other)]
+        states = [
+            torch.frombuffer(bytearray(generation.features), dtype=torch.float16).float()
+            for generation in (one, other)
+        ]
         torch.testing.assert_close(states[0], states[1], atol=2e-3, rtol=2e-3)
 
 
 def test_when_weights_are_streamed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def reason(quantization: str, cpu_bytes: int, weights: str, streaming: Streaming | None = None) -> str | None:
+    def reason(
+        quantization: str, cpu_bytes: int, weights: str, streaming: Streaming | None = None
+    ) -> str | None:
         config = configured(folder, quantization, cpu_bytes, weights=weight_prefetcher)
         plan = dataclasses.replace(PLAN, quantization=quantization, streaming=streaming)
         return why_streamed(config, locate(config.model), plan)
@@ -235,12 +267,17 @@ def test_when_weights_are_streamed(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert reason("nf4", 10**9, "auto") is None
     assert "only streaming keeps them quantized" in str(reason("nf4", 300_000, "auto"))
     assert reason("none", 600_000, "auto") is None  # the page cache holds them: plain offload is faster
-    placed = plan_placement(configured(folder, "none", 600_000).model, locate(configured(folder).model), "float32").bytes_by_device
+    placed = plan_placement(
+        configured(folder, "none", 600_000).model, locate(configured(folder).model), "float32"
+    ).bytes_by_device
     for spare, streams in ((1, False), (-1, True)):  # what is placed in RAM is not there for the page cache
         free = placed["cpu"] + placed["disk"] + spare
         monkeypatch.setattr(load, "available_ram_bytes", lambda free=free: free)
         assert bool(reason("none", 600_000, "auto")) == streams
     assert reason("nf4", 300_000, "resident") is None
-    assert "beside what computes with them" in str(reason("nf4", 10**9, "auto", Streaming(1000, 0, "layer", 32)))  # the plan's word counts
+    # the plan's word counts
+    assert "beside what computes with them" in str(
+        reason("nf4", 10**9, "auto", Streaming(1000, 0, "layer", 32))
+    )
     assert "page cache cannot hold" in str(reason("none", 10**9, "auto", Streaming(1000, 0, "layer", 32)))
     assert reason("none", 10**9, "streamed") == "weights are streamed, as configured"

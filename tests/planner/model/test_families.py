@@ -1,4 +1,6 @@
-"""What is reckoned against what is there: parameters, linear layers, cache and loaded bytes of tiny models of every family, exactly."""
+"""What is reckoned against what is there: parameters, linear layers, cache and loaded bytes of tiny models of
+every family, exactly.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ from tests.engine.small_tokenizers import byte_level, wrapped
 from tests.planner.small_models import QUICK, SMALL, small_config, small_model
 
 ALL = [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.full]) for name in SMALL]
-NOT_BUILT = {"emu3_text_model", "gemma3_text"}  # a part of a larger model; one that the equivalence tests name with its own family
+NOT_BUILT = {
+    "emu3_text_model",
+    "gemma3_text",
+}  # a part of a larger model; one that the equivalence tests name with its own family
 
 
 def test_every_planned_family_is_compared() -> None:
@@ -39,10 +44,14 @@ def test_parameters_and_what_shrinks(name: str) -> None:
 
 
 def _linear_numbers(model: Any) -> int:
-    """Of the modules that transformers exchanges for bitsandbytes' own: exactly nn.Linear or Conv1D, and not the head."""
+    """Of the modules that transformers exchanges for bitsandbytes' own: exactly nn.Linear or Conv1D, and not
+    the head.
+    """
     head = model.get_output_embeddings()
     linears = [
-        module for module in model.modules() if (type(module) is torch.nn.Linear or isinstance(module, Conv1D)) and module is not head
+        module
+        for module in model.modules()
+        if (type(module) is torch.nn.Linear or isinstance(module, Conv1D)) and module is not head
     ]
     return sum(module.weight.numel() for module in linears)
 
@@ -60,9 +69,17 @@ def test_the_cache_weighs_what_is_reckoned(name: str, dtype: str) -> None:
         assert held == shape.kv_bytes(tokens, dtype), tokens
 
 
-@pytest.mark.parametrize(("quantization", "dtype"), [("none", "float32"), ("none", "bfloat16"), ("nf4", "float32"), ("int8", "float32")])
-@pytest.mark.parametrize("name", ["llama (GQA)", "gpt2", "falcon (MQA)", "mixtral (MoE)", "deepseek_v3 (MLA)", "mamba2 (recurrent)"])
-def test_loaded_weights_weigh_what_is_reckoned(name: str, quantization: Any, dtype: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("quantization", "dtype"),
+    [("none", "float32"), ("none", "bfloat16"), ("nf4", "float32"), ("int8", "float32")],
+)
+@pytest.mark.parametrize(
+    "name",
+    ["llama (GQA)", "gpt2", "falcon (MQA)", "mixtral (MoE)", "deepseek_v3 (MLA)", "mamba2 (recurrent)"],
+)
+def test_loaded_weights_weigh_what_is_reckoned(
+    name: str, quantization: Any, dtype: Any, tmp_path: Path
+) -> None:
     model = small_model(name, torch.float32)
     model.save_pretrained(tmp_path / "model")
     wrapped(byte_level()).save_pretrained(tmp_path / "model")
@@ -77,7 +94,9 @@ def test_unknown_kinds_are_refused_by_name() -> None:
     known = small_config("llama (GQA)").to_dict()
     with pytest.raises(CannotPlan, match="cannot plan this layer kind: quantum_attention"):
         model_shape({**known, "layer_types": ["quantum_attention"] * 3})
-    with pytest.raises(CannotPlan, match="cannot plan this layer kind: linear_attention of model type 'llama'"):
+    with pytest.raises(
+        CannotPlan, match="cannot plan this layer kind: linear_attention of model type 'llama'"
+    ):
         model_shape({**known, "layer_types": ["linear_attention"] * 3})
     with pytest.raises(CannotPlan, match=r"cannot plan this layer kind.*'novel'"):
         model_shape({**known, "model_type": "novel"})
@@ -93,7 +112,13 @@ def test_a_rough_reading_says_that_it_is_one() -> None:
 
 def test_a_tower_that_is_not_known_is_refused() -> None:
     with pytest.raises(CannotPlan, match="beside its llama decoder"):
-        model_shape({"model_type": "seeing", "text_config": small_config("llama (GQA)").to_dict(), "vision_config": {"hidden_size": 8}})
+        model_shape(
+            {
+                "model_type": "seeing",
+                "text_config": small_config("llama (GQA)").to_dict(),
+                "vision_config": {"hidden_size": 8},
+            }
+        )
 
 
 # Every causal language model of the library, at its smallest: right to the last number, or refused.

@@ -16,12 +16,15 @@ class PowerCut(BaseException):
 
 
 class FailingFiles(Files):
-    """The change number ``fails_at`` (from 1) and, if ``for_good``, all later ones do not happen and raise ``error``.
+    """The change number ``fails_at`` (from 1) and, if ``for_good``, all later ones do not happen and raise
+    ``error``.
 
     ``partly``: a write that fails has written half of its bytes.
     """
 
-    def __init__(self, fails_at: int | None, error: BaseException, *, for_good: bool, partly: bool = True) -> None:
+    def __init__(
+        self, fails_at: int | None, error: BaseException, *, for_good: bool, partly: bool = True
+    ) -> None:
         self.fails_at = fails_at
         self.count = 0
         self._error = error
@@ -30,7 +33,11 @@ class FailingFiles(Files):
 
     def _gate(self, name: str, *args: Any) -> None:
         self.count += 1
-        if self.fails_at is None or self.count < self.fails_at or (self.count > self.fails_at and not self._for_good):
+        if (
+            self.fails_at is None
+            or self.count < self.fails_at
+            or (self.count > self.fails_at and not self._for_good)
+        ):
             return
         if name == "write" and self._partly and self.count == self.fails_at:
             super().write(args[0], args[1][: len(args[1]) // 2], args[2])

@@ -34,7 +34,9 @@ class PerfectStore:
             if mine is None or list(self.kept[mine].entry.ids) != list(entry.ids)[: segment.begin]:
                 return Receipt(None, "gap")
             before = self.kept[mine].ranges
-            joined = {name: torch.cat([before[name], tensor], dim=-2) for name, tensor in segment.ranges.items()}
+            joined = {
+                name: torch.cat([before[name], tensor], dim=-2) for name, tensor in segment.ranges.items()
+            }
             self.kept[mine] = Kept(entry, joined, dict(segment.states))
             return Receipt(mine)
         same = None if entry.kind == "checkpoint" else self._same(entry)
@@ -77,9 +79,20 @@ class PerfectStore:
             return None
         cut = {name: tensor[..., : found.tokens, :].clone() for name, tensor in kept.ranges.items()}
         ids = tuple(kept.entry.ids)[: found.tokens]
-        return Loaded(found.tokens, ids, cut, dict(kept.states), tuple(kept.entry.layer_kinds), dict(kept.entry.extra), 0, 0.0)
+        return Loaded(
+            found.tokens,
+            ids,
+            cut,
+            dict(kept.states),
+            tuple(kept.entry.layer_kinds),
+            dict(kept.entry.extra),
+            0,
+            0.0,
+        )
 
-    def finish_checkpoint(self, fingerprint: Mapping[str, Any], owner: Mapping[str, Any], *, become: Any = None) -> bool:
+    def finish_checkpoint(
+        self, fingerprint: Mapping[str, Any], owner: Mapping[str, Any], *, become: Any = None
+    ) -> bool:
         mine = self._checkpoint(fingerprint, owner)
         if mine is None:
             return False
@@ -99,12 +112,21 @@ class PerfectStore:
     def _same(self, entry: Entry) -> str | None:
         wanted = (canonical(entry.fingerprint), list(entry.ids))
         finished = ((name, kept.entry) for name, kept in self.kept.items() if kept.entry.kind != "checkpoint")
-        return next((name for name, held in finished if (canonical(held.fingerprint), list(held.ids)) == wanted), None)
+        return next(
+            (name for name, held in finished if (canonical(held.fingerprint), list(held.ids)) == wanted), None
+        )
 
     def _checkpoint(self, fingerprint: Mapping[str, Any], owner: Mapping[str, Any]) -> str | None:
         wanted = ("checkpoint", canonical(fingerprint), canonical(owner))
         held = ((name, kept.entry) for name, kept in self.kept.items())
-        return next((name for name, one in held if (one.kind, canonical(one.fingerprint), canonical(one.owner)) == wanted), None)
+        return next(
+            (
+                name
+                for name, one in held
+                if (one.kind, canonical(one.fingerprint), canonical(one.owner)) == wanted
+            ),
+            None,
+        )
 
 
 def _usable(kept: Kept, ids: Sequence[int]) -> int:

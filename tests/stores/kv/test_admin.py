@@ -21,7 +21,13 @@ def test_a_list_says_what_is_there(tmp_path: Path) -> None:
         put(store, [*ids_of(2, 80), 1], "checkpoint", begin=80, owner={"d": 1})
         listed = admin.ls(tmp_path)  # while a run uses the store
     second, first = listed.entries
-    assert (first.kind, first.tokens, first.seconds, first.segments, first.owner) == ("prefix", 150, 3, 1, {"task": "t"})
+    assert (first.kind, first.tokens, first.seconds, first.segments, first.owner) == (
+        "prefix",
+        150,
+        3,
+        1,
+        {"task": "t"},
+    )
     assert (first.created, first.last_used) == (1e9, 1e9)
     assert first.fingerprint == {**MODEL, "storage_format": "as_computed"}
     assert (second.kind, second.tokens, second.segments, second.created) == ("checkpoint", 81, 2, 1e9 + 100)
@@ -38,11 +44,18 @@ def test_verify_reads_every_byte_and_removes_what_is_damaged(tmp_path: Path) -> 
         (folder / (receipts[2].entry_id or "") / "manifest.json").write_bytes(b"{}")
         verified = admin.verify(tmp_path)
         assert {one.entry_id: one.problem is None for one in verified.entries} == {
-            receipts[0].entry_id: True, receipts[1].entry_id: False, receipts[3].entry_id: True,
-        }  # fmt: skip
+            receipts[0].entry_id: True,
+            receipts[1].entry_id: False,
+            receipts[3].entry_id: True,
+        }
         assert verified.warnings == {"damaged": 2}
         assert len(admin.verify(tmp_path).entries) == 2
-        assert [store.lookup(ids_of(number, 150), MODEL) is not None for number in range(4)] == [True, False, False, True]
+        assert [store.lookup(ids_of(number, 150), MODEL) is not None for number in range(4)] == [
+            True,
+            False,
+            False,
+            True,
+        ]
 
 
 def test_prune_by_age_kind_and_size(tmp_path: Path) -> None:
@@ -53,7 +66,10 @@ def test_prune_by_age_kind_and_size(tmp_path: Path) -> None:
         now[0] += 1000
         for number in range(2, 6):
             put(store, ids_of(number, 150), seconds=number)
-        assert [one.kind for one in admin.prune(tmp_path, unused_seconds=900, kinds=["document"], now=now[0]).entries] == ["document"]
+        assert [
+            one.kind
+            for one in admin.prune(tmp_path, unused_seconds=900, kinds=["document"], now=now[0]).entries
+        ] == ["document"]
         assert store.lookup(ids_of(1, 150), MODEL) is None
         listed = admin.ls(tmp_path)
         limit = listed.used_bytes - 5 * listed.entries[0].size_bytes // 2
@@ -74,5 +90,8 @@ def test_where_no_store_is(tmp_path: Path) -> None:
 
 
 def test_it_needs_no_torch() -> None:
-    code = "import pipeline.stores.kv.admin, pipeline.stores.kv.sizes, pipeline.stores.kv.io_speed, sys; assert 'torch' not in sys.modules"
+    code = (
+        "import pipeline.stores.kv.admin, pipeline.stores.kv.sizes, pipeline.stores.kv.io_speed, sys; "
+        "assert 'torch' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])

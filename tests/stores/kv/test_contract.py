@@ -40,7 +40,12 @@ def test_what_was_put_is_loaded_bit_for_bit(store: Any, count: int) -> None:
     receipt = put(store, ids, seconds=2.5, owner=OWNER)
     assert receipt.stored
     found = store.lookup(ids, MODEL)
-    assert (found.entry_id, found.tokens, found.entry_tokens, found.entry_seconds) == (receipt.entry_id, count, count, 2.5)
+    assert (found.entry_id, found.tokens, found.entry_tokens, found.entry_seconds) == (
+        receipt.entry_id,
+        count,
+        count,
+        2.5,
+    )
     assert (found.kind, found.owner) == ("document", OWNER)
     got = store.load(found)
     assert is_right(got, ids)
@@ -50,7 +55,9 @@ def test_what_was_put_is_loaded_bit_for_bit(store: Any, count: int) -> None:
 def test_every_dtype_and_shape_comes_back(store: Any) -> None:
     generator = torch.Generator().manual_seed(0)
     tensors = {
-        f"{dtype}.x": torch.randint(0, 2 if dtype == torch.bool else 100, (3, 10, 5), generator=generator).to(dtype)
+        f"{dtype}.x": torch.randint(0, 2 if dtype == torch.bool else 100, (3, 10, 5), generator=generator).to(
+            dtype
+        )
         for dtype in (
             torch.float64,
             torch.float32,
@@ -64,7 +71,12 @@ def test_every_dtype_and_shape_comes_back(store: Any) -> None:
         )
     }
     tensors["nan.k"] = torch.full((10, 4), float("nan"))
-    kept = {"scalar": torch.tensor(3.5), "empty": torch.empty(0, 4), "flat.k": torch.arange(7.0), "turned": torch.randn(4, 6).T}
+    kept = {
+        "scalar": torch.tensor(3.5),
+        "empty": torch.empty(0, 4),
+        "flat.k": torch.arange(7.0),
+        "turned": torch.randn(4, 6).T,
+    }
     store.put(entry(range(10)), Segment(0, tensors, kept))
     got = loaded(store, list(range(10)))
     assert equal(got.ranges, tensors)
@@ -85,7 +97,10 @@ def test_a_beginning_in_common_is_used_to_the_token(store: Any) -> None:
     got = loaded(store, [*ids[:150], -1 % 50_000, 3])
     assert got.tokens == 150
     assert is_right(got, ids)
-    assert all(tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size() for tensor in got.ranges.values())
+    assert all(
+        tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+        for tensor in got.ranges.values()
+    )
 
 
 def test_the_longest_beginning_wins(store: Any) -> None:
@@ -140,7 +155,9 @@ def test_another_fingerprint_is_another_store(store: Any, change: dict[str, Any]
 
 def test_the_order_of_a_fingerprints_keys_means_nothing(store: Any) -> None:
     put(store, ids_of(1, 100))
-    assert store.lookup(ids_of(1, 100), {name: MODEL[name] for name in sorted(MODEL, reverse=True)}) is not None
+    assert (
+        store.lookup(ids_of(1, 100), {name: MODEL[name] for name in sorted(MODEL, reverse=True)}) is not None
+    )
 
 
 def test_what_is_stored_is_not_stored_again(store: Any) -> None:
@@ -158,7 +175,14 @@ def test_a_checkpoint_grows(store: Any, with_states: bool) -> None:
     first = put(store, ids[:100], "checkpoint", owner=OWNER, with_states=with_states, extra={"decoded": []})
     for begin, end in ((100, 190), (190, 191), (191, 300)):
         grown = put(
-            store, ids[:end], "checkpoint", begin=begin, owner=OWNER, with_states=with_states, extra={"decoded": [end]}, seconds=end
+            store,
+            ids[:end],
+            "checkpoint",
+            begin=begin,
+            owner=OWNER,
+            with_states=with_states,
+            extra={"decoded": [end]},
+            seconds=end,
         )
         assert grown.entry_id == first.entry_id
         found = store.find_checkpoint(MODEL, OWNER)

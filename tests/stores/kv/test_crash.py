@@ -1,4 +1,6 @@
-"""Power cuts at every step, killed processes, two processes at once: the old state or the new, nothing else, and nothing left over."""
+"""Power cuts at every step, killed processes, two processes at once: the old state or the new, nothing else,
+and nothing left over.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ def held(folder: Path) -> set[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("change", [_new, _grow, _replace, _promote, _drop])
-def test_a_power_cut_at_any_step_leaves_the_old_or_the_new(tmp_path: Path, change: Callable[[KvStore], Any]) -> None:
+def test_a_power_cut_at_any_step_leaves_the_old_or_the_new(
+    tmp_path: Path, change: Callable[[KvStore], Any]
+) -> None:
     seen: list[int] = []
     at = 0
     while not seen or len(seen) == at:  # until a run ends before its power cut
@@ -70,12 +74,19 @@ def test_a_power_cut_at_any_step_leaves_the_old_or_the_new(tmp_path: Path, chang
         store._place._alive.release()  # as the system does when a process ends
         with opened(folder) as after:
             now = held(folder)
-            assert before <= now or now in ({("checkpoint", 200)}, {("checkpoint", 90)}, {("document", 100)}, set()), at
+            assert before <= now or now in (
+                {("checkpoint", 200)},
+                {("checkpoint", 90)},
+                {("document", 100)},
+                set(),
+            ), at
             for ids in (IDS, ids_of(5, 100), ids_of(6, 90)):
                 found = after.lookup(ids, MODEL)
                 assert found is None or is_right(after.load(found) or pytest.fail("missed"), ids)
             assert after.counters.warnings["damaged"] == 0
-            assert not any(path.name != after._place._mine.name for path in (folder / "v1" / "staging").iterdir())
+            assert not any(
+                path.name != after._place._mine.name for path in (folder / "v1" / "staging").iterdir()
+            )
             counting = sum(len(one.manifest.files) + 1 for one in after._place.index.held.values())
             assert sum(path.is_file() for path in (folder / "v1" / "entries").rglob("*")) == counting
             assert after.used_bytes() == used_bytes(folder)
@@ -115,7 +126,11 @@ def _check(folder: Path, quota_bytes: int) -> int:
         assert not listed.warnings
         for one in listed.entries:
             for number in range(400):
-                found = store.lookup(ids_of(number, one.tokens), MODEL) if one.tokens < 900 else store.lookup(ids_of(number, 900), MODEL)
+                found = (
+                    store.lookup(ids_of(number, one.tokens), MODEL)
+                    if one.tokens < 900
+                    else store.lookup(ids_of(number, 900), MODEL)
+                )
                 if found is not None and found.entry_id == one.entry_id:
                     loaded = store.load(found)
                     assert loaded is not None
@@ -163,7 +178,9 @@ put(opened(Path(sys.argv[1]), files=Killed()), ids_of(1, 900))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", script, str(tmp_path)]
     with opened(tmp_path, quota_bytes=400_000) as store:
-        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == b"writing\n"
@@ -183,7 +200,9 @@ def _together(tmp_path: Path, writers: int, seconds: float) -> None:
         right, ends = 0, time.monotonic() + seconds
         with opened(tmp_path, quota_bytes=quota_bytes) as store:
             while time.monotonic() < ends:
-                with store._place.exclusive():  # a walk beside renames would count what it meets in both places twice
+                with (
+                    store._place.exclusive()
+                ):  # a walk beside renames would count what it meets in both places twice
                     assert used_bytes(tmp_path) <= quota_bytes
                 put(store, ids_of(random.randrange(100), 300), seconds=random.uniform(1, 9))
                 for number in (100, 101, 200, 201, 150, 250):

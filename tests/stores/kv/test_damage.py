@@ -1,4 +1,6 @@
-"""Files that are not what was written: a miss and a counted warning, the entry gone, never a wrong hit, never a crash."""
+"""Files that are not what was written: a miss and a counted warning, the entry gone, never a wrong hit, never
+a crash.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ OTHER = ids_of(2, 100)
 
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A grown checkpoint with states, turned into a document, and another entry, which is to survive everything."""
+    """A grown checkpoint with states, turned into a document, and another entry, which is to survive
+    everything.
+    """
     folder = tmp_path_factory.mktemp("kv") / "store"
     with opened(folder) as store:
         for begin, end in ((0, 120), (120, 300)):
@@ -76,7 +80,8 @@ def test_bits_flipped_at_200_random_offsets(pristine: Path, tmp_path: Path) -> N
     for number in range(200):
         path = dice.choice(sorted(entry_folders(next(copies))[4].iterdir()))
         content = bytearray(path.read_bytes())
-        place = dice.randrange(min(len(content), 600 if number % 4 == 0 else len(content)))  # headers are small and matter most
+        # headers are small and matter most
+        place = dice.randrange(min(len(content), 600 if number % 4 == 0 else len(content)))
         content[place] ^= 1 << dice.randrange(8)
         path.write_bytes(content)
         assert is_a_counted_miss(tmp_path / "s"), (path.name, place)

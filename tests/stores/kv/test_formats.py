@@ -35,11 +35,24 @@ def through(given: torch.Tensor, name: str, storage_format: StorageFormat) -> to
 
 @settings(max_examples=40)
 @given(
-    st.integers(0, 1000), st.integers(1, 3), st.sampled_from([1, 2, 63, 64, 65, 130]), st.sampled_from([1, 2, 7, 64, 65, 128]),
-    st.floats(0, 4), st.floats(-1e5, 1e5), st.sampled_from(["a.k", "a.v"]), st.sampled_from(["int8", "int4"]),
-)  # fmt: skip
+    st.integers(0, 1000),
+    st.integers(1, 3),
+    st.sampled_from([1, 2, 63, 64, 65, 130]),
+    st.sampled_from([1, 2, 7, 64, 65, 128]),
+    st.floats(0, 4),
+    st.floats(-1e5, 1e5),
+    st.sampled_from(["a.k", "a.v"]),
+    st.sampled_from(["int8", "int4"]),
+)
 def test_quantized_numbers_stay_within_half_a_step(
-    seed: int, heads: int, tokens: int, width: int, spread: float, offset: float, name: str, storage_format: StorageFormat
+    seed: int,
+    heads: int,
+    tokens: int,
+    width: int,
+    spread: float,
+    offset: float,
+    name: str,
+    storage_format: StorageFormat,
 ) -> None:
     before = tensor(seed, (heads, tokens, width), spread, offset)
     error = (through(before, name, storage_format).double() - before.double()).abs()
@@ -58,7 +71,8 @@ def test_a_step_is_that_of_the_channel_for_keys_and_of_the_token_for_values() ->
     channels = torch.ones(1, 64, 64)
     channels[..., 5] = 1000.0 * torch.rand(1, 64, generator=torch.Generator().manual_seed(0))
     calm = torch.arange(64) != 5
-    assert float((through(channels, "a.k", "int4") - channels)[..., calm].abs().max()) < 0.02  # the loud channel disturbs no other
+    # the loud channel disturbs no other
+    assert float((through(channels, "a.k", "int4") - channels)[..., calm].abs().max()) < 0.02
     assert float((through(channels, "a.v", "int4") - channels)[..., calm].abs().max()) < 1000 / 15 / 2 * 1.05
     tokens = channels.transpose(1, 2).contiguous()
     assert float((through(tokens, "a.v", "int4") - tokens)[:, calm].abs().max()) < 0.02
@@ -67,7 +81,9 @@ def test_a_step_is_that_of_the_channel_for_keys_and_of_the_token_for_values() ->
 @pytest.mark.parametrize(("storage_format", "bound"), [("fp16", 2**-11), ("bf16", 2**-8)])
 def test_halves_round(storage_format: StorageFormat, bound: float) -> None:
     before = tensor(1, (2, 70, 64), 1, 0)
-    assert bool(((through(before, "a.k", storage_format) - before).abs() <= before.abs() * bound + 1e-7).all())
+    assert bool(
+        ((through(before, "a.k", storage_format) - before).abs() <= before.abs() * bound + 1e-7).all()
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -79,8 +95,16 @@ def test_halves_of_the_same_kind_are_exact(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("storage_format", LOSSY)
 def test_only_keys_and_values_lose(tmp_path: Path, storage_format: StorageFormat) -> None:
     ids = ids_of(1, 100)
-    ranges = {"L0.k": tensor(1, (2, 100, 16), 1, 0), "L0.v": tensor(2, (2, 100, 16), 1, 0), "L1.other": tensor(3, (2, 100, 16), 1, 0)}
-    states = {"L2.recurrent": tensor(4, (2, 16, 16), 1, 0), "L3.k": tensor(5, (2, 40, 16), 1, 0), "L2.conv.k": torch.randn(7)}
+    ranges = {
+        "L0.k": tensor(1, (2, 100, 16), 1, 0),
+        "L0.v": tensor(2, (2, 100, 16), 1, 0),
+        "L1.other": tensor(3, (2, 100, 16), 1, 0),
+    }
+    states = {
+        "L2.recurrent": tensor(4, (2, 16, 16), 1, 0),
+        "L3.k": tensor(5, (2, 40, 16), 1, 0),
+        "L2.conv.k": torch.randn(7),
+    }
     with opened(tmp_path, storage_format=storage_format) as store:
         assert store.put(entry(ids), Segment(0, ranges, states)).stored
         found = store.lookup(ids, MODEL)
@@ -93,7 +117,8 @@ def test_only_keys_and_values_lose(tmp_path: Path, storage_format: StorageFormat
         assert exact == (name in ("L1.other", "L2.recurrent", "L2.conv.k"))
         assert (
             float((after - before).abs().max())
-            <= float(before.abs().max()) * {"fp16": 0.001, "bf16": 0.005, "int8": 0.005, "int4": 0.07}[storage_format]
+            <= float(before.abs().max())
+            * {"fp16": 0.001, "bf16": 0.005, "int8": 0.005, "int4": 0.07}[storage_format]
         )
 
 
@@ -112,8 +137,13 @@ def test_no_format_is_ever_read_as_another(tmp_path: Path) -> None:
         assert equal(loaded.ranges, tensors)
 
 
-@pytest.mark.parametrize(("storage_format", "bad"), [("fp16", 1e6), ("int8", float("nan")), ("int4", float("inf")), ("bf16", float("nan"))])
-def test_what_a_format_cannot_hold_is_declined(tmp_path: Path, storage_format: StorageFormat, bad: float) -> None:
+@pytest.mark.parametrize(
+    ("storage_format", "bad"),
+    [("fp16", 1e6), ("int8", float("nan")), ("int4", float("inf")), ("bf16", float("nan"))],
+)
+def test_what_a_format_cannot_hold_is_declined(
+    tmp_path: Path, storage_format: StorageFormat, bad: float
+) -> None:
     tensors = {"L0.k": torch.zeros(2, 100, 16)}
     tensors["L0.k"][1, 50, 3] = bad
     with opened(tmp_path, storage_format=storage_format) as store:
@@ -125,14 +155,21 @@ def test_what_a_format_cannot_hold_is_declined(tmp_path: Path, storage_format: S
 
 @pytest.mark.parametrize("storage_format", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_files_are_as_large_as_the_formula_says(tmp_path: Path, storage_format: StorageFormat, dtype: torch.dtype) -> None:
+def test_files_are_as_large_as_the_formula_says(
+    tmp_path: Path, storage_format: StorageFormat, dtype: torch.dtype
+) -> None:
     tokens, heads, width, layers = 700, 3, 64, 6
-    whole = torch.randn(8, heads, tokens, width).to(dtype)  # a batch: a row of it must not drag the others along
+    # a batch: a row of it must not drag the others along
+    whole = torch.randn(8, heads, tokens, width).to(dtype)
     row = {f"L{layer}.{role}": whole[3] for layer in range(layers) for role in "kv"}
     with opened(tmp_path, storage_format=storage_format) as store:
         receipt = store.put(entry(ids_of(1, tokens)), Segment(0, row))
-        files = sum(path.stat().st_size for path in (tmp_path / "v1" / "entries" / (receipt.entry_id or "")).iterdir())
-    formula = entry_bytes([(heads, width, width)] * layers, tokens, element_bytes=dtype.itemsize, storage_format=storage_format)
+        files = sum(
+            path.stat().st_size for path in (tmp_path / "v1" / "entries" / (receipt.entry_id or "")).iterdir()
+        )
+    formula = entry_bytes(
+        [(heads, width, width)] * layers, tokens, element_bytes=dtype.itemsize, storage_format=storage_format
+    )
     assert files == pytest.approx(formula, rel=0.02)
     if storage_format == "as_computed":
         assert files == pytest.approx(layers * 2 * heads * tokens * width * dtype.itemsize, rel=0.02)
@@ -146,6 +183,10 @@ def test_the_formula_counts_segments_and_states(tmp_path: Path) -> None:
         for begin, end in ((0, 300), (300, 600), (600, 900)):
             keys = {"L0.k": torch.randn(4, end - begin, 64), "L0.v": torch.randn(4, end - begin, 128)}
             receipt = store.put(entry(ids[:end], "checkpoint", owner=owner), Segment(begin, keys, state))
-        files = sum(path.stat().st_size for path in (tmp_path / "v1" / "entries" / (receipt.entry_id or "")).iterdir())
-    formula = entry_bytes([(4, 64, 128)], 900, element_bytes=4, storage_format="int4", states=[(64, 64), (32, 8)], segments=3)
+        files = sum(
+            path.stat().st_size for path in (tmp_path / "v1" / "entries" / (receipt.entry_id or "")).iterdir()
+        )
+    formula = entry_bytes(
+        [(4, 64, 128)], 900, element_bytes=4, storage_format="int4", states=[(64, 64), (32, 8)], segments=3
+    )
     assert files == pytest.approx(formula, rel=0.02)

@@ -38,7 +38,14 @@ def test_speeds_follow_what_is_measured() -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"[]", b"{", b'{"read": 1}', b'{"read": {"size_bytes": -1, "seconds": 1}, "write": {"size_bytes": 1, "seconds": 1}}']
+    "content",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b'{"read": 1}',
+        b'{"read": {"size_bytes": -1, "seconds": 1}, "write": {"size_bytes": 1, "seconds": 1}}',
+    ],
 )
 def test_a_strange_file_of_speeds_is_ignored(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "speeds.json").write_bytes(content)
@@ -56,7 +63,9 @@ def test_a_slow_disk_shows_and_is_remembered(tmp_path: Path) -> None:
         assert store.load(found) is not None
         assert 4e6 < (store.speeds.read_bytes_per_second or 0) < 20e6
         assert 4e6 < (store.speeds.write_bytes_per_second or 0) < 20e6
-        assert not worth_loading(found.bytes_to_read, store.speeds.read_bytes_per_second, found.tokens, 50_000)
+        assert not worth_loading(
+            found.bytes_to_read, store.speeds.read_bytes_per_second, found.tokens, 50_000
+        )
         measured = store.speeds.read_bytes_per_second
     with opened(tmp_path) as store:
         assert store.speeds.read_bytes_per_second == pytest.approx(measured)

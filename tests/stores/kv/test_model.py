@@ -1,4 +1,6 @@
-"""The store on disk against the perfect one, through any order of events: puts, finds, kills, damage, cuts of the quota, clocks."""
+"""The store on disk against the perfect one, through any order of events: puts, finds, kills, damage, cuts of
+the quota, clocks.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,12 @@ from pipeline.stores.kv.store import KvStore
 from tests.stores.kv.caches import MODEL, ids_of, is_right, opened, put
 from tests.stores.kv.perfect import PerfectStore
 
-LINES = [ids_of(1, 400), [*ids_of(1, 150), *ids_of(2, 250)], [*ids_of(1, 64), *ids_of(3, 336)], ids_of(4, 400)]
+LINES = [
+    ids_of(1, 400),
+    [*ids_of(1, 150), *ids_of(2, 250)],
+    [*ids_of(1, 64), *ids_of(3, 336)],
+    ids_of(4, 400),
+]
 LENGTHS = st.one_of(st.integers(1, 400), st.sampled_from([1, 63, 64, 65, 128, 150, 192, 400]))
 PROMPTS = st.tuples(st.sampled_from(LINES), LENGTHS).map(lambda pair: pair[0][: pair[1]])
 MODELS = st.sampled_from([MODEL, {**MODEL, "quantization": "nf4"}])
@@ -28,7 +35,9 @@ AMPLE = 10**9
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """``perfect`` remembers all that is surely in the store; what eviction or damage took is taken from it too."""
+    """``perfect`` remembers all that is surely in the store; what eviction or damage took is taken from it
+    too.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,9 +66,13 @@ class StoreMachine(RuleBasedStateMachine):
             self.perfect.discard(self.names.pop(name))
 
     @rule(
-        who=st.integers(0, 1), ids=PROMPTS, kind=st.sampled_from(["document", "prefix"]), model=MODELS, with_states=st.booleans(),
+        who=st.integers(0, 1),
+        ids=PROMPTS,
+        kind=st.sampled_from(["document", "prefix"]),
+        model=MODELS,
+        with_states=st.booleans(),
         seconds=st.sampled_from([0.1, 1.0, 10.0]),
-    )  # fmt: skip
+    )
     def put(self, who: int, ids: list[int], kind: str, model: Any, with_states: bool, seconds: float) -> None:
         receipt = put(self.stores[who], ids, kind, model=model, with_states=with_states, seconds=seconds)
         self._agree()
@@ -71,13 +84,28 @@ class StoreMachine(RuleBasedStateMachine):
             assert self.quota_bytes < AMPLE
             assert receipt.reason in ("quota", "worth_less")
 
-    @rule(who=st.integers(0, 1), ids=PROMPTS, owner=OWNERS, model=MODELS, data=st.data(), with_states=st.booleans())
-    def checkpoint(self, who: int, ids: list[int], owner: Any, model: Any, data: st.DataObject, with_states: bool) -> None:
+    @rule(
+        who=st.integers(0, 1),
+        ids=PROMPTS,
+        owner=OWNERS,
+        model=MODELS,
+        data=st.data(),
+        with_states=st.booleans(),
+    )
+    def checkpoint(
+        self, who: int, ids: list[int], owner: Any, model: Any, data: st.DataObject, with_states: bool
+    ) -> None:
         there = self.perfect.find_checkpoint(model, owner)
         begin = data.draw(st.sampled_from([0, there.tokens if there else 0, 50]))
         if begin >= len(ids):
             return
-        options = {"begin": begin, "owner": owner, "model": model, "with_states": with_states, "extra": {"n": len(ids)}}
+        options = {
+            "begin": begin,
+            "owner": owner,
+            "model": model,
+            "with_states": with_states,
+            "extra": {"n": len(ids)},
+        }
         receipt = put(self.stores[who], ids, "checkpoint", **options)
         if receipt.stored or receipt.reason == "gap":
             other = put(self.perfect, ids, "checkpoint", **options)
@@ -88,9 +116,9 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(who=st.integers(0, 1), owner=OWNERS, model=MODELS, become=st.sampled_from([None, "document"]))
     def finish(self, who: int, owner: Any, model: Any, become: Any) -> None:
-        assert self.stores[who].finish_checkpoint(model, owner, become=become) == self.perfect.finish_checkpoint(
+        assert self.stores[who].finish_checkpoint(
             model, owner, become=become
-        )
+        ) == self.perfect.finish_checkpoint(model, owner, become=become)
         self._agree()
 
     @rule(who=st.integers(0, 1), ids=PROMPTS, model=MODELS)
@@ -110,7 +138,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(who=st.integers(0, 1), owner=OWNERS, model=MODELS)
     def resume(self, who: int, owner: Any, model: Any) -> None:
-        found, wanted = self.stores[who].find_checkpoint(model, owner), self.perfect.find_checkpoint(model, owner)
+        found, wanted = (
+            self.stores[who].find_checkpoint(model, owner),
+            self.perfect.find_checkpoint(model, owner),
+        )
         assert (found and found.tokens) == (wanted and wanted.tokens)
         if found and wanted:
             loaded, right = self.stores[who].load(found), self.perfect.load(wanted)
@@ -170,7 +201,9 @@ class StoreMachine(RuleBasedStateMachine):
         }
 
 
-QUICK = settings(max_examples=6, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck))
+QUICK = settings(
+    max_examples=6, stateful_step_count=15, deadline=None, suppress_health_check=list(HealthCheck)
+)
 StoreMachine.TestCase.settings = QUICK
 TestStoreMachine = StoreMachine.TestCase
 
@@ -179,5 +212,7 @@ TestStoreMachine = StoreMachine.TestCase
 def test_long_lives() -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
-    thorough = settings(max_examples=40, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))
+    thorough = settings(
+        max_examples=40, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+    )
     run_state_machine_as_test(StoreMachine, settings=thorough)

@@ -12,7 +12,13 @@ import pytest
 
 from pipeline.errors import UsageError
 from pipeline.stores.kv.directory import HOUSEKEEPING_BYTES
-from pipeline.stores.kv.eviction import ABANDONED_SECONDS, FORGOTTEN_SECONDS, HALF_LIFE_SECONDS, Facts, choose_victims
+from pipeline.stores.kv.eviction import (
+    ABANDONED_SECONDS,
+    FORGOTTEN_SECONDS,
+    HALF_LIFE_SECONDS,
+    Facts,
+    choose_victims,
+)
 from pipeline.stores.kv.files import used_bytes
 from tests.stores.kv.caches import MODEL, ids_of, is_right, opened, put
 from tests.stores.kv.disks import FailingFiles, FewFreeBytes, full_disk
@@ -29,7 +35,9 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], int]:
     return lambda count: empty + count * one + one // 2 + HOUSEKEEPING_BYTES
 
 
-def facts(name: str, kind: str = "document", size: int = 100, seconds: float = 1.0, used: float = 0.0) -> Facts:
+def facts(
+    name: str, kind: str = "document", size: int = 100, seconds: float = 1.0, used: float = 0.0
+) -> Facts:
     return Facts(name, kind, size, seconds, used)  # type: ignore[arg-type]
 
 
@@ -62,9 +70,16 @@ def test_what_is_worth_about_the_same_is_not_displaced() -> None:
 
 
 def test_documents_give_way_to_prefixes_and_both_to_checkpoints_never_the_other_way() -> None:
-    held = [facts("document", seconds=99), facts("prefix", "prefix", seconds=0.1), facts("checkpoint", "checkpoint", seconds=0.1)]
+    held = [
+        facts("document", seconds=99),
+        facts("prefix", "prefix", seconds=0.1),
+        facts("checkpoint", "checkpoint", seconds=0.1),
+    ]
     assert names(choose_victims(held, 250, 0, facts("new", "checkpoint", seconds=0.1))) is None
-    assert names(choose_victims(held, 200, 0, facts("new", "checkpoint", seconds=0.1))) == ["document", "prefix"]
+    assert names(choose_victims(held, 200, 0, facts("new", "checkpoint", seconds=0.1))) == [
+        "document",
+        "prefix",
+    ]
     assert names(choose_victims(held, 100, 0, facts("new", "prefix", seconds=0.1))) == ["document"]
     assert choose_victims(held[1:], 1, 0, facts("new", seconds=1e9)) is None
     assert choose_victims(held[2:], 1, 0, facts("new", "prefix", seconds=1e9)) is None
@@ -91,10 +106,19 @@ def test_a_smaller_quota_takes_checkpoints_last() -> None:
     assert names(choose_victims(held, 0, 0)) == []
 
 
-def test_a_full_store_keeps_what_it_has_and_takes_what_is_dearer(tmp_path: Path, room: Callable[[int], int]) -> None:
+def test_a_full_store_keeps_what_it_has_and_takes_what_is_dearer(
+    tmp_path: Path, room: Callable[[int], int]
+) -> None:
     with opened(tmp_path, quota_bytes=room(3)) as store:
         receipts = [put(store, ids_of(number, 150)) for number in range(6)]
-        assert [receipt.reason for receipt in receipts] == [None, None, None, "worth_less", "worth_less", "worth_less"]
+        assert [receipt.reason for receipt in receipts] == [
+            None,
+            None,
+            None,
+            "worth_less",
+            "worth_less",
+            "worth_less",
+        ]
         assert used_bytes(tmp_path) <= room(3)
         assert store.lookup(ids_of(0, 150), MODEL) is not None
         assert put(store, ids_of(9, 150), seconds=5).stored
@@ -127,7 +151,12 @@ def test_used_entries_stay_longer(tmp_path: Path, room: Callable[[int], int]) ->
             assert found is not None
             store.load(found)
         put(store, ids_of(3, 150))
-        assert [store.lookup(ids_of(number, 150), MODEL) is not None for number in range(4)] == [True, False, True, True]
+        assert [store.lookup(ids_of(number, 150), MODEL) is not None for number in range(4)] == [
+            True,
+            False,
+            True,
+            True,
+        ]
 
 
 def test_a_quota_cut_in_half_between_runs_is_kept_at_once(tmp_path: Path) -> None:
@@ -167,7 +196,11 @@ def test_the_free_space_floor(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "number", [errno.ENOSPC, *(pytest.param(number, marks=pytest.mark.full) for number in (errno.EDQUOT, errno.EIO, errno.EROFS))]
+    "number",
+    [
+        errno.ENOSPC,
+        *(pytest.param(number, marks=pytest.mark.full) for number in (errno.EDQUOT, errno.EIO, errno.EROFS)),
+    ],
 )
 def test_a_write_that_fails_anywhere_is_declined_and_breaks_nothing(tmp_path: Path, number: int) -> None:
     ids = ids_of(1, 200)
@@ -203,7 +236,10 @@ def test_a_write_that_fails_anywhere_is_declined_and_breaks_nothing(tmp_path: Pa
 def test_a_real_full_disk(tmp_path: Path, told: bool) -> None:
     """``hit``: others fill the disk between the look at its free space and the write."""
     command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(tmp_path)]
-    if shutil.which("mount") is None or subprocess.run(command, check=False, capture_output=True).returncode != 0:
+    if (
+        shutil.which("mount") is None
+        or subprocess.run(command, check=False, capture_output=True).returncode != 0
+    ):
         pytest.skip("a small file system can only be mounted by root")
     try:
         reason = "free_space" if told else "disk_full"
@@ -217,7 +253,9 @@ def test_a_real_full_disk(tmp_path: Path, told: bool) -> None:
             for number, receipt in enumerate(receipts):
                 found = store.lookup(ids_of(number, 150), MODEL)
                 assert (found is not None) == receipt.stored
-                assert found is None or is_right(store.load(found) or pytest.fail("missed"), ids_of(number, 150))
+                assert found is None or is_right(
+                    store.load(found) or pytest.fail("missed"), ids_of(number, 150)
+                )
             store.discard(receipts[0].entry_id or "")
             assert put(store, ids_of(50, 150)).stored
     finally:

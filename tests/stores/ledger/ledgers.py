@@ -8,16 +8,23 @@ from typing import Any
 from pipeline.records import Answer, Document, Failure, FieldValue, Origin, Outcome, Reject, TaskJob
 from pipeline.stores.ledger.ledger import Ledger
 
-LONG = "Read the report with care. Decide which of the categories it belongs to. Answer in one word and nothing else."
+LONG = (
+    "Read the report with care. Decide which of the categories it belongs to. Answer in one word and "
+    "nothing else."
+)
 
 
 def job(name: str = "topic", words: str = "Which?", fields: tuple[str, ...] = (), **task: Any) -> TaskJob:
     kind = task.pop("kind", "label")
-    return TaskJob(name, kind, {"model": {"id": "m"}, "instructions": words, "task": {"kind": kind, **task}}, fields)
+    return TaskJob(
+        name, kind, {"model": {"id": "m"}, "instructions": words, "task": {"kind": kind, **task}}, fields
+    )
 
 
 def document(name: str, text: str | None = None, line: int = 1, **fields: FieldValue) -> Document:
-    return Document(name, f"text of {name}" if text is None else text, Origin("in.jsonl", line, 10 * line), fields)
+    return Document(
+        name, f"text of {name}" if text is None else text, Origin("in.jsonl", line, 10 * line), fields
+    )
 
 
 def documents(count: int, first: int = 0) -> list[Document]:
@@ -39,7 +46,14 @@ def failed(task: str, key: str, state: Any = "failed", message: str = "it broke"
     return Outcome(task, key, state, failure=Failure("broken", message))
 
 
-def read(ledger: Ledger, run: int, rows: Sequence[Document], rejects: Sequence[Reject] = (), *, complete: bool = True) -> None:
+def read(
+    ledger: Ledger,
+    run: int,
+    rows: Sequence[Document],
+    rejects: Sequence[Reject] = (),
+    *,
+    complete: bool = True,
+) -> None:
     inventory = ledger.start_inventory(run)
     inventory.see(rows)
     inventory.reject(rejects)

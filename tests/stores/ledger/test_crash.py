@@ -44,7 +44,9 @@ with Ledger.open(Path(sys.argv[1]), write=True) as ledger:
 def _killed(path: Path, after_seconds: float) -> tuple[set[str], bool]:
     """Keys that the writer has told of before it was killed, and whether it was done."""
     command = [sys.executable, "-c", _WRITER, str(path), str(_ROWS)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]) as writer:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]
+    ) as writer:
         assert writer.stdout is not None
         told = writer.stdout.readline()
         time.sleep(after_seconds)
@@ -85,7 +87,11 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     place.mkdir()
     mount = shutil.which("mount")
     command = [mount or "mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)]
-    if mount is None or os.geteuid() != 0 or subprocess.run(command, check=False, capture_output=True).returncode != 0:
+    if (
+        mount is None
+        or os.geteuid() != 0
+        or subprocess.run(command, check=False, capture_output=True).returncode != 0
+    ):
         pytest.skip("a small file system can only be mounted by root")
     yield place
     subprocess.run(["umount", str(place)], check=True)

@@ -35,7 +35,10 @@ def test_works_that_are_missing_after_a_complete_reading_are_an_error(path: Path
     with closing(sqlite3.connect(path)) as raw:
         raw.execute("DELETE FROM work WHERE key = (SELECT min(key) FROM work)")
         raw.commit()
-    with Ledger.open(path, write=False) as ledger, pytest.raises(LedgerError, match="does not add up: task 'topic' knows 4 of 5 documents"):
+    with (
+        Ledger.open(path, write=False) as ledger,
+        pytest.raises(LedgerError, match="does not add up: task 'topic' knows 4 of 5 documents"),
+    ):
         ledger.status()
 
 
@@ -86,7 +89,9 @@ def test_a_task_over_fields_has_a_work_for_each_text_and_fields(path: Path) -> N
         run = begun(ledger, rows, over_fields)
         status = ledger.status()
         assert (status.documents, status.duplicates, status.tasks["topic"]["pending"]) == (2, 1, 3)
-        ledger.finish(run, [done("topic", over_fields.key(row), f"answer {index}") for index, row in enumerate(rows)])
+        ledger.finish(
+            run, [done("topic", over_fields.key(row), f"answer {index}") for index, row in enumerate(rows)]
+        )
         assert [row.results["topic"].value for row in ledger.rows()] == ["answer 0", "answer 1", "answer 2"]
 
 
@@ -95,7 +100,10 @@ def test_an_edited_row_is_new_and_the_old_one_is_gone(path: Path) -> None:
         run = begun(ledger, [document("a", "before"), document("b")])
         ledger.finish(run, [done("topic", document("a", "before").key)])
         read(ledger, run, [document("a", "after"), document("b")])
-        assert [(row.input.id, row.results["topic"].state) for row in ledger.rows()] == [("a", "pending"), ("b", "pending")]
+        assert [(row.input.id, row.results["topic"].state) for row in ledger.rows()] == [
+            ("a", "pending"),
+            ("b", "pending"),
+        ]
         assert ledger.status().documents == 2
 
 
@@ -125,7 +133,14 @@ def test_lone_surrogates_and_nul_survive_everywhere(path: Path) -> None:
         task = job(words="\ud800?", fields=("field",))
         run = begun(ledger, [broken], task)
         read(ledger, run, [broken], [reject(1, "bad \udcff \0")])
-        ledger.finish(run, [Outcome("topic", task.key(broken), "failed", failure=Failure("broken", "\udfff \0", raw="\ud800"))])
+        ledger.finish(
+            run,
+            [
+                Outcome(
+                    "topic", task.key(broken), "failed", failure=Failure("broken", "\udfff \0", raw="\ud800")
+                )
+            ],
+        )
         ledger.end_run(run, 3, "\ud800")
         row = next(ledger.rows())
         assert (row.input.id, row.input.file) == (r"id \udcff", r"name \udcff.jsonl")
@@ -140,9 +155,14 @@ def test_covered_characters_are_the_union_of_the_spans_read(path: Path) -> None:
         spans = {"whole": [(0, 60), (40, 80), (80, 100)], "hole": [(0, 30), (10, 20), (50, 100)]}
         for name, read_spans in spans.items():
             key = document(name, text).key
-            steps = [Step(f"map/{index}", EncodedPrompt((index,), 0, 1), Decode(5), span) for index, span in enumerate(read_spans)]
+            steps = [
+                Step(f"map/{index}", EncodedPrompt((index,), 0, 1), Decode(5), span)
+                for index, span in enumerate(read_spans)
+            ]
             merged = Step("reduce/0/0", EncodedPrompt((9,), 0, 0), Decode(5))
-            ledger.record_replies([(("topic", key), step, Generation(1, (1, 2))) for step in [*steps, merged]])
+            ledger.record_replies(
+                [(("topic", key), step, Generation(1, (1, 2))) for step in [*steps, merged]]
+            )
             assert ledger.replies("topic", key)[steps[0].key].token_ids == (1, 2)
             assert [step.span for step in ledger.steps("topic", key) if step.span] == read_spans
             ledger.finish(run, [done("topic", key, parts=len(read_spans))])
@@ -189,7 +209,13 @@ def test_counts_add_up_whenever_a_reader_looks(path: Path) -> None:
         for begin in range(0, 400, 8):
             batch = rows[begin : begin + 8]
             ledger.mark(run, [("topic", row.key) for row in batch])
-            ledger.finish(run, [done("topic", row.key) if row.origin.line % 3 else failed("topic", row.key) for row in batch])
+            ledger.finish(
+                run,
+                [
+                    done("topic", row.key) if row.origin.line % 3 else failed("topic", row.key)
+                    for row in batch
+                ],
+            )
         stop.set()
         watcher.join()
     assert seen.pop() == -1  # the watcher ended without a failed assertion
@@ -207,7 +233,11 @@ def test_facts_and_resolved_values_stay(path: Path) -> None:
         assert ledger.resolve("dtype", "bfloat16") == "float32"
         assert ledger.resolved() == {"dtype": "float32"}
         (only,) = ledger.runs()
-        assert (only["exit_code"], only["reason"], only["facts"]) == (75, "the deadline", {"pid": 1, "loaded": {"weights_bytes": 5}})
+        assert (only["exit_code"], only["reason"], only["facts"]) == (
+            75,
+            "the deadline",
+            {"pid": 1, "loaded": {"weights_bytes": 5}},
+        )
 
 
 def test_retry_of_a_task_that_is_not_there(path: Path) -> None:
@@ -250,7 +280,9 @@ def test_a_ledger_of_a_newer_version_is_refused(path: Path, write: bool) -> None
     with closing(sqlite3.connect(path)) as raw:
         raw.execute("UPDATE meta SET value = '2' WHERE name = 'format'")
         raw.commit()
-    with pytest.raises(LedgerError, match="has format 2, this version reads 1; use the version that wrote it"):
+    with pytest.raises(
+        LedgerError, match="has format 2, this version reads 1; use the version that wrote it"
+    ):
         Ledger.open(path, write=write)
 
 

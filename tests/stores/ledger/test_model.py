@@ -22,7 +22,9 @@ from tests.stores.ledger.ledgers import document as make
 from tests.stores.ledger.ledgers import done, failed, job, read, reject
 
 POOL = [make(name, text) for name in ("a", "b", "c") for text in ("one", "two", " \n")]
-VERSIONS = {name: [job(name, f"Which, in way {number}?") for number in range(3)] for name in ("topic", "mood")}
+VERSIONS = {
+    name: [job(name, f"Which, in way {number}?") for number in range(3)] for name in ("topic", "mood")
+}
 
 
 @dataclass
@@ -38,9 +40,11 @@ class Work:
 class Model:
     """What the ledger should say."""
 
-    rows: list[tuple[str, int]] = field(default_factory=list)  # (document key, occurrence), in the order of the last reading
+    # (document key, occurrence), in the order of the last reading
+    rows: list[tuple[str, int]] = field(default_factory=list)
     seen: dict[tuple[str, int], int] = field(default_factory=dict)
-    works: dict[tuple[str, str], dict[str, Work]] = field(default_factory=dict)  # by name and fingerprint, then key
+    # by name and fingerprint, then key
+    works: dict[tuple[str, str], dict[str, Work]] = field(default_factory=dict)
     known: dict[str, set[str]] = field(default_factory=dict)  # fingerprints that a name has had
     active: dict[str, TaskJob] = field(default_factory=dict)
     readings: int = 0
@@ -63,7 +67,9 @@ class Model:
             counted[row.key] += 1
             for name in self.active:
                 works = self.work(name)
-                works.setdefault(row.key, Work("pending" if row.text.strip() else "skipped", 0)).seen = self.readings
+                works.setdefault(
+                    row.key, Work("pending" if row.text.strip() else "skipped", 0)
+                ).seen = self.readings
         if complete:
             self.complete = self.readings
 
@@ -116,7 +122,9 @@ class LedgerMachine(RuleBasedStateMachine):
     def accept(self, name: str, version: int, fork: bool) -> None:
         self._accept(name, version, fork=fork)
 
-    @rule(rows=st.lists(st.sampled_from(POOL), max_size=12), rejects=st.integers(0, 3), complete=st.booleans())
+    @rule(
+        rows=st.lists(st.sampled_from(POOL), max_size=12), rejects=st.integers(0, 3), complete=st.booleans()
+    )
     def read(self, rows: list[Document], rejects: int, complete: bool) -> None:
         read(self.ledger, self.run, rows, [reject(line) for line in range(rejects)], complete=complete)
         self.model.read(rows, complete)
@@ -133,7 +141,10 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def finish(self, data: st.DataObject) -> None:
         name, keys = self._some(data, "pending", "running")
-        outcomes = [data.draw(st.sampled_from((done(name, key), failed(name, key), failed(name, key, "quarantined")))) for key in keys]
+        outcomes = [
+            data.draw(st.sampled_from((done(name, key), failed(name, key), failed(name, key, "quarantined"))))
+            for key in keys
+        ]
         self.ledger.finish(self.run, outcomes)
         for key, outcome in zip(keys, outcomes, strict=True):
             self.model.work(name)[key].state = outcome.state
@@ -145,7 +156,9 @@ class LedgerMachine(RuleBasedStateMachine):
         _, open_ = self._some(data, "running")
         if over:
             with pytest.raises(LedgerError):  # and none of the batch counts
-                self.ledger.finish(self.run, [done(name, key) for key in [*(set(open_) & set(self.model.work(name))), *over]])
+                self.ledger.finish(
+                    self.run, [done(name, key) for key in [*(set(open_) & set(self.model.work(name))), *over]]
+                )
 
     @rule(data=st.data(), outcome=st.sampled_from(("crashed", "interrupted", "out_of_memory")))
     def drop(self, data: st.DataObject, outcome: str) -> None:
@@ -167,7 +180,12 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(quarantined=st.booleans())
     def retry(self, quarantined: bool) -> None:
         states = ("failed", "quarantined") if quarantined else ("failed",)
-        expected = [work for name in self.model.active for work in self.model.work(name).values() if work.state in states]
+        expected = [
+            work
+            for name in self.model.active
+            for work in self.model.work(name).values()
+            if work.state in states
+        ]
         assert self.ledger.retry(states=states) == len(expected)
         for work in expected:
             work.state, work.crashes, work.value = "pending", 0, None
@@ -179,8 +197,14 @@ class LedgerMachine(RuleBasedStateMachine):
         status = self.ledger.status()
         here = self.model.here()
         keys = {key for key, _ in here}
-        assert (status.documents, status.duplicates, status.rejected) == (len(keys), len(here) - len(keys), self.model.rejected)
-        assert status.clashing_ids == sum(count > 1 for count in Counter(self.documents[key].id for key in keys).values())
+        assert (status.documents, status.duplicates, status.rejected) == (
+            len(keys),
+            len(here) - len(keys),
+            self.model.rejected,
+        )
+        assert status.clashing_ids == sum(
+            count > 1 for count in Counter(self.documents[key].id for key in keys).values()
+        )
         assert {name: dict(states) for name, states in status.tasks.items()} == {
             name: self.model.states(name) for name in self.model.active
         }
@@ -191,10 +215,15 @@ class LedgerMachine(RuleBasedStateMachine):
         if not self.model.active:
             return
         rows = [
-            (row.input.document_key, {name: (row.results[name].state, row.results[name].value) for name in row.results})
+            (
+                row.input.document_key,
+                {name: (row.results[name].state, row.results[name].value) for name in row.results},
+            )
             for row in self.ledger.rows()
         ]
-        expected = [(key, {name: self._shown(name, key) for name in self.model.active}) for key, _ in self._order()]
+        expected = [
+            (key, {name: self._shown(name, key) for name in self.model.active}) for key, _ in self._order()
+        ]
         if self.model.complete == self.model.readings:
             assert rows == expected
         assert [task.job.name for task in self.ledger.tasks()] == list(self.model.active)
@@ -205,7 +234,9 @@ class LedgerMachine(RuleBasedStateMachine):
 
     def _shown(self, name: str, key: str) -> tuple[str, Any]:
         work = self.model.work(name).get(key)
-        return ("pending", None) if work is None else (work.state, work.value if work.state == "done" else None)
+        return (
+            ("pending", None) if work is None else (work.state, work.value if work.state == "done" else None)
+        )
 
     @invariant()
     def what_is_left_is_that_of_the_model(self) -> None:
@@ -219,7 +250,9 @@ class LedgerMachine(RuleBasedStateMachine):
             assert self.ledger.pending_size(name) == (len(present), sum(len(row.text) for row in present))
 
 
-LedgerMachine.TestCase.settings = settings(max_examples=12, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck))
+LedgerMachine.TestCase.settings = settings(
+    max_examples=12, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+)
 TestLedgerMachine = LedgerMachine.TestCase
 
 
@@ -227,5 +260,7 @@ TestLedgerMachine = LedgerMachine.TestCase
 def test_long_nights() -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
-    thorough = settings(max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck))
+    thorough = settings(
+        max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+    )
     run_state_machine_as_test(LedgerMachine, settings=thorough)

@@ -1,4 +1,6 @@
-"""A ledger is read where nothing can be written: a folder of another user, a read-only mount, a finished night on a shared disk."""
+"""A ledger is read where nothing can be written: a folder of another user, a read-only mount, a finished
+night on a shared disk.
+"""
 
 from __future__ import annotations
 
@@ -30,9 +32,14 @@ Reader = Callable[[Path], str]
 
 @pytest.fixture
 def read_without_writing(tmp_path: Path) -> Reader:
-    """Reads in another process to which the folder is read-only. Permissions do not bind root, a read-only mount of its own does."""
+    """Reads in another process to which the folder is read-only. Permissions do not bind root, a read-only
+    mount of its own does.
+    """
     root = os.geteuid() == 0
-    if root and (not shutil.which("unshare") or subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode):
+    if root and (
+        not shutil.which("unshare")
+        or subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode
+    ):
         pytest.skip("root here may not make a read-only mount of its own")
 
     def read(path: Path) -> str:
@@ -51,7 +58,9 @@ def read_without_writing(tmp_path: Path) -> Reader:
 
 
 @pytest.mark.parametrize("moment", ["while it is written", "after it was closed"])
-def test_a_folder_that_cannot_be_written_to_is_read(tmp_path: Path, read_without_writing: Reader, moment: str) -> None:
+def test_a_folder_that_cannot_be_written_to_is_read(
+    tmp_path: Path, read_without_writing: Reader, moment: str
+) -> None:
     path = tmp_path / "ledger.sqlite"
     ledger = Ledger.open(path, write=True)
     run = begun(ledger, documents(3))
@@ -66,7 +75,8 @@ def test_a_folder_that_cannot_be_written_to_is_read(tmp_path: Path, read_without
 def test_what_a_killed_writer_committed_is_read(tmp_path: Path, read_without_writing: Reader) -> None:
     path = tmp_path / "ledger.sqlite"
     write = (
-        "import os, sys; from pathlib import Path; from pipeline.stores.ledger.ledger import Ledger; from tests.stores.ledger.ledgers import *\n"
+        "import os, sys; from pathlib import Path; from pipeline.stores.ledger.ledger import Ledger; from "
+        "tests.stores.ledger.ledgers import *\n"
         "ledger = Ledger.open(Path(sys.argv[1]), write=True); run = begun(ledger, documents(3))\n"
         "ledger.mark(run, [('topic', documents(1)[0].key)]); os.kill(os.getpid(), 9)"
     )

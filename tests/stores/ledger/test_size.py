@@ -59,7 +59,8 @@ def _instructions(path: Path, works: int) -> dict[str, int]:
         rows = documents(works)
         run = begun(ledger, rows)
         with closing(ledger._engine.raw_connection()) as connection:
-            connection.driver_connection.set_progress_handler(count, 1000)  # type: ignore[union-attr]  # a connection of sqlite3
+            # a connection of sqlite3
+            connection.driver_connection.set_progress_handler(count, 1000)  # type: ignore[union-attr]
         keys = [row.key for row in rows[-300:]]
         steps = {
             "pending": lambda: ledger.pending("topic", keys),
