@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+WorkId = tuple[str, str]
+"""One task's work on one document: (task name, work key)."""
 FieldValue = str | int | float | bool | None
 FinishReason = Literal["stop", "length", "repetition", "error"]
 State = Literal["pending", "running", "done", "failed", "quarantined", "skipped"]
@@ -222,7 +224,7 @@ class Failure:
 
 
 # Where the KV cache of a batch is: on the device, in host memory, on disk, or on the device in 8 bits.
-Placement = Literal["device", "offloaded", "disk", "quantized"]
+KvPlacement = Literal["device", "offloaded", "disk", "quantized"]
 
 
 # What of streamed weights is loaded together.
@@ -253,7 +255,7 @@ class Plan:
 
     dtype: str
     quantization: str
-    placement: Placement
+    placement: KvPlacement
     layout: Literal["instructions_first", "document_first"]
     context_tokens: int
     max_batch_rows: int

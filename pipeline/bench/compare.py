@@ -30,7 +30,7 @@ from pipeline.prepare.prepare import Preparation, prepare, resolve
 from pipeline.records import Decode, Document, Request
 from pipeline.sources import read_source
 from pipeline.tasks import Task
-from pipeline.tasks.driver import Flight
+from pipeline.tasks.driver import TaskDriver
 
 
 def bench(config: Config, options: BenchOptions | None = None, say: Say = lambda _: None) -> BenchResult:
@@ -122,10 +122,10 @@ def documents_of(config: Config, count: int) -> list[Document]:
 
 def first_questions(task: Task, documents: Sequence[Document], to_the_end: bool) -> list[Request]:
     """The first question of every document; of one read in parts, its first part."""
-    flight = Flight(per_work=1)
+    driver = TaskDriver(per_work=1)
     for document in {task.job.key(document): document for document in documents}.values():
-        flight.begin(task, document, 1, {})
-    requests = flight.requests()
+        driver.begin(task, document, 1, {})
+    requests = driver.requests()
     if not to_the_end:
         return requests
     return [dataclasses.replace(request, ask=_to_the_end(request.ask)) for request in requests]

@@ -21,16 +21,15 @@ from pipeline.bench.placement_timing import Stay, stay, usable_placements
 from pipeline.engine.decoder_choice import Decoder
 from pipeline.engine.hf_backend import TransformersBackend
 from pipeline.engine.interface import Engine
-from pipeline.engine.kv.cache import Placement
 from pipeline.engine.model.forward import Forward, attention_as, synchronize
 from pipeline.engine.model.loading import LoadedModel
 from pipeline.engine.model.precision import torch_dtype
 from pipeline.engine.packed import attention
 from pipeline.engine.select import open_decoder
 from pipeline.engine.static.engine import generation_of
-from pipeline.engine.static.generate import Settings
+from pipeline.engine.static.generate import PassLimits
 from pipeline.engine.static.score import score
-from pipeline.records import Decode, Generation, Plan, Request, Score
+from pipeline.records import Decode, Generation, KvPlacement, Plan, Request, Score
 
 NAIVE, EACH_LABEL, OURS = "naive", "pass_per_label", "overnight"
 STATIC, GENERATE_BATCH = "static", "generate_batch"
@@ -168,13 +167,13 @@ class Contest:
         _count_ended_rows(watch.passes, requests, generations)
         return Heat(seconds, watch.passes, generations)
 
-    def placements(self) -> list[Placement]:
+    def placements(self) -> list[KvPlacement]:
         """Where this model's KV cache can be."""
         return usable_placements(self._forward)
 
-    def stay(self, placement: Placement, ids: Sequence[int], new_tokens: int) -> Stay:
+    def stay(self, placement: KvPlacement, ids: Sequence[int], new_tokens: int) -> Stay:
         """Read one prompt and write ``new_tokens`` with its cache in ``placement``."""
-        settings = Settings(
+        settings = PassLimits(
             self.plan.prefill_chunk_tokens, 1, self.plan.batch_tokens, placement, self._pad_id
         )
         with attention_as(self._loaded.model, str(self._loaded.facts["attention"])):
@@ -238,13 +237,13 @@ class Contest:
 
     def _each_label(self, requests: Sequence[Request]) -> dict[int, Generation]:
         """The document is read once; then every label is scored in a pass of its own over its cache."""
-        settings = Settings(
+        settings = PassLimits(
             self.plan.prefill_chunk_tokens, 1, self.plan.batch_tokens, self.plan.placement, self._pad_id
         )
         with attention_as(self._loaded.model, str(self._loaded.facts["attention"])):
             return {request.request_id: self._scored(request, settings) for request in requests}
 
-    def _scored(self, request: Request, settings: Settings) -> Generation:
+    def _scored(self, request: Request, settings: PassLimits) -> Generation:
         assert isinstance(request.ask, Score), "only labels are scored"
         (scores,) = score(self._forward, [request.ids], [request.ask], settings)
         return generation_of(request, scores, settings.placement, 1, 0.0)

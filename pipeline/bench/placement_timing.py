@@ -10,13 +10,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from pipeline.engine.kv.cache import Placement
 from pipeline.engine.model.forward import Forward, synchronize
 from pipeline.engine.static.engine import is_quantizable
-from pipeline.engine.static.generate import Settings, decode, prefill
-from pipeline.records import Decode
+from pipeline.engine.static.generate import PassLimits, decode, prefill
+from pipeline.records import Decode, KvPlacement
 
-PLACEMENTS: tuple[Placement, ...] = ("device", "offloaded", "disk", "quantized")
+PLACEMENTS: tuple[KvPlacement, ...] = ("device", "offloaded", "disk", "quantized")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +29,13 @@ class Stay:
     tokens: tuple[int, ...]
 
 
-def usable_placements(forward: Forward) -> list[Placement]:
+def usable_placements(forward: Forward) -> list[KvPlacement]:
     """Those that are for this model."""
     return [placement for placement in PLACEMENTS if placement != "quantized" or is_quantizable(forward)]
 
 
 def stay(
-    forward: Forward, placement: Placement, ids: Sequence[int], new_tokens: int, settings: Settings
+    forward: Forward, placement: KvPlacement, ids: Sequence[int], new_tokens: int, settings: PassLimits
 ) -> Stay:
     """Read ``ids`` and write ``new_tokens`` (2 or more) greedily, whatever they are."""
     here = replace(settings, placement=placement)

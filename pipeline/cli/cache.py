@@ -15,7 +15,7 @@ from pipeline.errors import ConfigError, UsageError
 
 if TYPE_CHECKING:
     from pipeline.stores.kv.admin import Inspected, Listed
-    from pipeline.stores.kv.manifest import Kind
+    from pipeline.stores.kv.manifest import EntryKind
 
 app = typer.Typer(name="cache", help="Persisted KV caches: list, verify, prune.", no_args_is_help=True)
 
@@ -102,7 +102,7 @@ def _bytes(text: str) -> int:
         raise ConfigError(f"--to: {error}") from None
 
 
-def _kinds(names: list[str] | None) -> list[Kind] | None:
+def _kinds(names: list[str] | None) -> list[EntryKind] | None:
     from pipeline.stores.kv.manifest import KINDS
 
     unknown = [name for name in names or () if name not in KINDS]

@@ -8,7 +8,7 @@ from pathlib import Path
 from pipeline.config import Config, load_config, store_folder
 from pipeline.engine.model.environment_checks import Finding, check_environment
 from pipeline.errors import OvernightError
-from pipeline.prepare.preview import Outlook, look
+from pipeline.prepare.preview import Preview, look
 from pipeline.records import Reject
 from pipeline.sources import read_source, source_files
 from pipeline.system.hardware import disk_of
@@ -57,7 +57,7 @@ def _night(config: Config) -> Iterator[Finding]:
         yield Finding("memory", "warn", warning)
 
 
-def _memory(found: Outlook) -> Iterator[Finding]:
+def _memory(found: Preview) -> Iterator[Finding]:
     if found.refused is not None:
         yield Finding("model", "stop", found.refused)
         return
@@ -91,7 +91,7 @@ def _memory(found: Outlook) -> Iterator[Finding]:
         )
 
 
-def _disk(found: Outlook) -> Iterator[Finding]:
+def _disk(found: Preview) -> Iterator[Finding]:
     """The run directory's disk, and that of a store that lies elsewhere."""
     forecast, store = found.forecast, found.config.kv_cache.store
     kept = min(forecast.store_bytes or 0, store.quota) if forecast and forecast.keep_documents else 0
@@ -125,7 +125,7 @@ def _room(folder: Path, needed_bytes: int, what: str, remedy: str, floor_bytes: 
     )
 
 
-def _time(found: Outlook) -> Iterator[Finding]:
+def _time(found: Preview) -> Iterator[Finding]:
     work = found.forecast.work if found.forecast else None
     for remark in found.remarks:
         yield Finding("time", "warn", remark)

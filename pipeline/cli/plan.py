@@ -15,7 +15,7 @@ from pipeline.cli.common import AsJson, ConfigPath, Overrides, print_facts
 from pipeline.errors import EXIT_DONE, EXIT_USAGE, UsageError
 
 if TYPE_CHECKING:
-    from pipeline.prepare.preview import Outlook
+    from pipeline.prepare.preview import Preview
     from pipeline.system.hardware import Hardware
 
 _BAR = 30
@@ -112,7 +112,7 @@ def _machine(
     )
 
 
-def _show(found: Outlook, *, tables: bool, drawn: list[Path], as_json: bool) -> None:
+def _show(found: Preview, *, tables: bool, drawn: list[Path], as_json: bool) -> None:
     if as_json:
         print_facts(facts(found, tables=tables, drawn=drawn), [])
         return
@@ -124,7 +124,7 @@ def _show(found: Outlook, *, tables: bool, drawn: list[Path], as_json: bool) -> 
         print(f"plot: {path}")
 
 
-def facts(found: Outlook, *, tables: bool = False, drawn: list[Path] | None = None) -> dict[str, Any]:
+def facts(found: Preview, *, tables: bool = False, drawn: list[Path] | None = None) -> dict[str, Any]:
     """Everything as plain values: every number with its unit and formula."""
     forecast, tokens = found.forecast, found.tokens
     said: dict[str, Any] = {
@@ -165,7 +165,7 @@ def facts(found: Outlook, *, tables: bool = False, drawn: list[Path] | None = No
     return said
 
 
-def _decision(found: Outlook) -> list[str]:
+def _decision(found: Preview) -> list[str]:
     if found.forecast is None:
         return [
             str(found.ground.cannot_plan),
@@ -189,7 +189,7 @@ def _decision(found: Outlook) -> list[str]:
     return lines
 
 
-def _predictions(found: Outlook) -> list[str]:
+def _predictions(found: Preview) -> list[str]:
     shown = [
         quantity
         for quantity in found.quantities
@@ -209,7 +209,7 @@ def _predictions(found: Outlook) -> list[str]:
     ]
 
 
-def _documents(found: Outlook) -> list[str]:
+def _documents(found: Preview) -> list[str]:
     tokens = found.tokens
     if tokens is None:
         return []
@@ -238,7 +238,7 @@ def _documents(found: Outlook) -> list[str]:
     return lines
 
 
-def _advice(found: Outlook) -> list[str]:
+def _advice(found: Preview) -> list[str]:
     from pipeline.prepare.preview import advice_lines
 
     lines = [f"  ! {line}" for line in advice_lines(found)]
@@ -249,7 +249,7 @@ def _advice(found: Outlook) -> list[str]:
     ]
 
 
-def _free_bytes(found: Outlook) -> int:
+def _free_bytes(found: Preview) -> int:
     """What is left for a cache beside the weights."""
     from pipeline.planner.budget import rooms
     from pipeline.planner.plan import usable
@@ -262,7 +262,7 @@ def _free_bytes(found: Outlook) -> int:
     )
 
 
-def _tables(found: Outlook) -> list[str]:
+def _tables(found: Preview) -> list[str]:
     from pipeline.planner import tables
 
     shape, dtype, free = found.ground.shape, found.ground.wish.dtype, _free_bytes(found)
@@ -273,7 +273,7 @@ def _tables(found: Outlook) -> list[str]:
     ]
 
 
-def _table_facts(found: Outlook) -> dict[str, Any]:
+def _table_facts(found: Preview) -> dict[str, Any]:
     from pipeline.planner import tables
 
     shape, dtype = found.ground.shape, found.ground.wish.dtype

@@ -9,13 +9,13 @@ from typing import Any
 
 from pipeline.planner.budget import rooms
 from pipeline.planner.roofline import Speed, decode_step, prefill_seconds
-from pipeline.prepare.preview import Outlook
+from pipeline.prepare.preview import Preview
 from pipeline.results.plots import make_plot_folder, require_plots, save_plot
 
 _CONTEXTS = tuple(2**power for power in range(9, 18))
 
 
-def draw(found: Outlook, folder: Path, plot_format: str = "png") -> list[Path]:
+def draw(found: Preview, folder: Path, plot_format: str = "png") -> list[Path]:
     """Memory by context length, and time where speeds are known; returns their files. Raises UsageError,
     StoppedEarly.
     """
@@ -31,12 +31,12 @@ def draw(found: Outlook, folder: Path, plot_format: str = "png") -> list[Path]:
     return written
 
 
-def _contexts(found: Outlook) -> Sequence[int]:
+def _contexts(found: Preview) -> Sequence[int]:
     limit = found.ground.shape.context_tokens
     return [tokens for tokens in _CONTEXTS if tokens < limit] + [limit]
 
 
-def _memory(axes: Any, found: Outlook) -> None:
+def _memory(axes: Any, found: Preview) -> None:
     shape, wish = found.ground.shape, found.ground.wish
     contexts, gib = _contexts(found), 2**30
     weights = shape.weights_bytes(wish.quantization, wish.dtype) / gib
@@ -58,7 +58,7 @@ def _memory(axes: Any, found: Outlook) -> None:
     axes.legend(loc="upper left")
 
 
-def _time(axes: Any, found: Outlook) -> None:
+def _time(axes: Any, found: Preview) -> None:
     shape, wish, speed = found.ground.shape, found.ground.wish, Speed(found.ground.machine.rates)
     contexts = _contexts(found)
     axes.plot(

@@ -18,7 +18,7 @@ from pipeline.engine.model.loading import LoadedModel, load_model
 from pipeline.engine.model.location import Location, locate
 from pipeline.engine.model.precision import architecture, resolve_attention, resolve_dtype
 from pipeline.engine.model.tokenizer import ChatTokenizer, load_tokenizer
-from pipeline.engine.reuse.fingerprint import Caches, open_caches
+from pipeline.engine.reuse.fingerprint import CacheAccess, open_cache_access
 from pipeline.engine.select import open_decoder
 from pipeline.engine.streaming.load import open_streamed, why_streamed
 from pipeline.records import Plan
@@ -30,7 +30,7 @@ class TransformersBackend:
     def __init__(self, config: Config, say: Callable[[str], None] = lambda _: None) -> None:
         self._config = config
         self._say = say
-        self._caches: Caches | None = None
+        self._caches: CacheAccess | None = None
 
     @cached_property
     def _location(self) -> Location:
@@ -77,7 +77,7 @@ class TransformersBackend:
         loaded = self.load(plan, offload_folder, say)
         tokenizer = self._tokenizer
         name = chosen_decoder(self._config, plan.dtype, device_name(loaded.input_device))
-        self._caches, told = open_caches(self._config, plan, loaded, self._weights, say)
+        self._caches, told = open_cache_access(self._config, plan, loaded, self._weights, say)
         engine, kind = open_decoder(
             name, loaded, plan, end_ids=tokenizer.end_ids, pad_id=tokenizer.pad_id, caches=self._caches
         )
@@ -99,7 +99,7 @@ class TransformersBackend:
         """What became of persisted caches so far; with ``close`` after the last of them is written."""
         if self._caches is None:
             return {}
-        return self._caches.shelf.close() if close else self._caches.shelf.facts()
+        return self._caches.session.close() if close else self._caches.session.facts()
 
 
 def device_name(device: torch.device) -> str:

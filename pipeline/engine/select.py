@@ -15,11 +15,11 @@ from pipeline.engine.interface import Engine
 from pipeline.engine.model.forward import Forward, attention_as
 from pipeline.engine.model.loading import LoadedModel
 from pipeline.engine.packed.attention import IMPLEMENTATION
-from pipeline.engine.packed.engine import ContinuousEngine
+from pipeline.engine.packed.engine import PackedEngine
 from pipeline.engine.packed.support import sliding_window, spread, unsupported
-from pipeline.engine.reuse.fingerprint import Caches
-from pipeline.engine.static.engine import ModelEngine, is_quantizable
-from pipeline.engine.static.staged_prefill import REUSABLE, Stages, not_reusable
+from pipeline.engine.reuse.fingerprint import CacheAccess
+from pipeline.engine.static.engine import StaticEngine, is_quantizable
+from pipeline.engine.static.staged_prefill import REUSABLE, StagedPrefill, not_reusable
 from pipeline.engine.streaming.engine import StreamedEngine
 from pipeline.engine.streaming.load import StreamedModel
 from pipeline.errors import ConfigError
@@ -39,7 +39,7 @@ def open_decoder(
     *,
     end_ids: Sequence[int],
     pad_id: int,
-    caches: Caches | None = None,
+    caches: CacheAccess | None = None,
 ) -> tuple[Engine, str]:
     """The engine called ``name`` and what it is, for the report. ``static``: our own batches that run to
     their end together.
@@ -71,14 +71,14 @@ def _streamed(
     plan: Plan,
     end_ids: Sequence[int],
     pad_id: int,
-    caches: Caches | None,
+    caches: CacheAccess | None,
     attention: str,
 ) -> tuple[Engine, str]:
     """Packed passes where they are for the model, each of them a sweep; else micro-batches side by side in
     each layer.
     """
     static = StreamedEngine(
-        loaded.model, loaded.gates, plan, end_ids=end_ids, pad_id=pad_id, attention=attention
+        loaded.model, loaded.hooks, plan, end_ids=end_ids, pad_id=pad_id, attention=attention
     )
     told = "micro-batches on streamed weights"
     if name == "static" or plan.placement != "device":
@@ -102,7 +102,7 @@ def _require_quantizable(loaded: LoadedModel) -> None:
 
 
 def _prepare_stages(
-    static: PlainEngine, loaded: LoadedModel, plan: Plan, caches: Caches | None, attention: str
+    static: PlainEngine, loaded: LoadedModel, plan: Plan, caches: CacheAccess | None, attention: str
 ) -> None:
     """Let static batches use the store, where caches of this family can be taken apart and put together
     again.
@@ -110,18 +110,20 @@ def _prepare_stages(
     if caches is None:
         return
     if plan.placement not in REUSABLE:
-        caches.shelf.notes.append(f"Persisted caches are not used while the KV cache is {plan.placement}.")
+        caches.session.notes.append(f"Persisted caches are not used while the KV cache is {plan.placement}.")
         return
     with attention_as(loaded.model, attention):
         reason = not_reusable(loaded.model, plan.dtype)
     if reason is not None:
-        caches.shelf.notes.append(f"Persisted caches are off for this model in static batches: {reason}")
+        caches.session.notes.append(f"Persisted caches are off for this model in static batches: {reason}")
         return
-    static.stages = Stages(Forward(loaded.model), caches.of(attention), plan.batch_tokens // _RECENT_SHARE)
+    static.stages = StagedPrefill(
+        Forward(loaded.model), caches.of(attention), plan.batch_tokens // _RECENT_SHARE
+    )
 
 
 def _overnight(
-    loaded: LoadedModel, plan: Plan, end_ids: Sequence[int], static: ModelEngine, caches: Caches | None
+    loaded: LoadedModel, plan: Plan, end_ids: Sequence[int], static: StaticEngine, caches: CacheAccess | None
 ) -> tuple[Engine, str]:
     reason = unsupported(loaded.model, plan)
     if reason is not None:
@@ -131,7 +133,7 @@ def _overnight(
         )
     window = sliding_window(loaded.model.config)
     reuse = caches.of(IMPLEMENTATION) if caches else None
-    engine = ContinuousEngine(loaded.model, plan, end_ids=end_ids, static=static, window=window, reuse=reuse)
+    engine = PackedEngine(loaded.model, plan, end_ids=end_ids, static=static, window=window, reuse=reuse)
     return engine, "continuous batching over packed passes"
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 from pipeline.planner.memory import CARD_CONTEXT_BYTES, LIBRARY_BYTES, PROCESS_BYTES, activations_bytes
 from pipeline.planner.model.shape import ModelShape
 from pipeline.planner.prompt_layout import Layout
-from pipeline.planner.roofline import Workload
+from pipeline.planner.roofline import RooflineWorkload
 from pipeline.planner.workload import Question, TaskLoad
 from pipeline.stores.kv.sizes import StorageFormat
 from pipeline.system.hardware import Hardware, Rates
@@ -62,7 +62,7 @@ class Wish:
     rows: int | None = None
     chunk_tokens: int | None = None
     questions_asked: int = 1
-    work: Workload | None = None
+    work: RooflineWorkload | None = None
     deadline_seconds: float | None = None
     loads: tuple[TaskLoad, ...] = ()
     process_bytes: int = PROCESS_BYTES

@@ -11,9 +11,9 @@ from pipeline.planner.model.layers import dtype_bytes
 from pipeline.planner.model.shape import ModelShape
 from pipeline.planner.placement import Where
 from pipeline.planner.roofline import (
+    DecodeStep,
     Duration,
     Speed,
-    Step,
     decode_step,
     load_seconds,
     prefill_seconds,
@@ -41,7 +41,7 @@ class TaskTime:
 class Timing:
     """Times, where the rates for them are known."""
 
-    step: Step | None = None
+    step: DecodeStep | None = None
     load: float | None = None
     prefill: float | None = None
     crossover: int | None = None
@@ -153,7 +153,7 @@ class _Reading:
 
 
 def _task_time(
-    read: _Reading, load: TaskLoad, step: Step, rows: int, fetch_seconds: float, index: int
+    read: _Reading, load: TaskLoad, step: DecodeStep, rows: int, fetch_seconds: float, index: int
 ) -> TaskTime:
     """Reading by each prompt's length behind what is shared; writing at a row's share of a step.
     ``fetch_seconds``: of offloaded weights, which a pass over several prompts fetches once. ``index``: of the
@@ -192,7 +192,7 @@ def _task_time(
     )
 
 
-def _least_share(step: Step, rows: int, batch: int) -> float:
+def _least_share(step: DecodeStep, rows: int, batch: int) -> float:
     """How many times more a row pays in a step of ``batch`` rows than in one of ``rows``: fewer share what
     does not depend on rows.
     """

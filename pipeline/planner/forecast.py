@@ -17,7 +17,7 @@ from pipeline.planner.memory_peak import peaks_of
 from pipeline.planner.model.shape import ModelShape
 from pipeline.planner.placement import Verdict, settle
 from pipeline.planner.prompt_layout import Layout
-from pipeline.planner.roofline import Duration, Step
+from pipeline.planner.roofline import DecodeStep, Duration
 from pipeline.planner.store_policy import keeping
 from pipeline.planner.weight_streaming import Sweep
 from pipeline.system.hardware import Hardware
@@ -55,7 +55,7 @@ class Forecast:
     cache_room_bytes: int
     batch_tokens: int
     transfer_bytes: int
-    step: Step | None
+    step: DecodeStep | None
     load_seconds: float | None
     prefill_seconds: float | None
     crossover_tokens: int | None

@@ -69,20 +69,20 @@ def _allocated(rows: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class FileBytes:
     """Weights as they lie on the disk: how many bytes, and whether in the numbers that are computed with."""
 
     stored_bytes: int
     same_numbers: bool
 
 
-def stored(shape: ModelShape, stored_dtype: str | None, dtype: str) -> Files:
+def stored(shape: ModelShape, stored_dtype: str | None, dtype: str) -> FileBytes:
     """Of an unquantized checkpoint; numbers of a kind that is not named are taken for 16 bits."""
     kept = stored_dtype if stored_dtype in ("float32", "bfloat16", "float16") else "bfloat16"
-    return Files(shape.parameters * dtype_bytes(kept), kept == dtype)
+    return FileBytes(shape.parameters * dtype_bytes(kept), kept == dtype)
 
 
-def mapped_bytes(shape: ModelShape, files: Files, quantization: str, dtype: str, working: bool) -> int:
+def mapped_bytes(shape: ModelShape, files: FileBytes, quantization: str, dtype: str, working: bool) -> int:
     """Pages of the weight files that count as resident beside the weights. The system takes them back when
     memory is short.
 

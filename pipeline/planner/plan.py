@@ -23,7 +23,7 @@ from pipeline.planner.forecast import Forecast, decide
 from pipeline.planner.memory import PROCESS_BYTES
 from pipeline.planner.model.shape import ModelShape
 from pipeline.planner.prompt_layout import questions_about_a_document
-from pipeline.records import Placement, Plan, Streaming
+from pipeline.records import KvPlacement, Plan, Streaming
 from pipeline.system.hardware import Hardware
 
 # What a placement asks for: where the cache is, and in which numbers if not as computed.
@@ -34,7 +34,7 @@ _CACHES: dict[str, tuple[Place | None, str | None]] = {
     "disk": ("disk", None),
     "quantized": ("device", "float8"),
 }
-_PLACEMENTS: dict[Place, Placement] = {"device": "device", "ram": "offloaded", "disk": "disk"}
+_PLACEMENTS: dict[Place, KvPlacement] = {"device": "device", "ram": "offloaded", "disk": "disk"}
 
 
 def make_plan(config: Config, shape: ModelShape, hardware: Hardware, resolved: Mapping[str, Any]) -> Plan:
@@ -188,7 +188,7 @@ def _about_cache(config: Config, forecast: Forecast, on_card: bool) -> list[str]
     return [f"KV cache {config.kv_cache.placement}, as configured"]
 
 
-def _placement(config: Config, forecast: Forecast) -> Placement:
+def _placement(config: Config, forecast: Forecast) -> KvPlacement:
     """The user's word; ``auto`` takes what the forecast found, which never changes an answer."""
     asked = config.kv_cache.placement
     return _PLACEMENTS[forecast.cache_place] if asked == "auto" else asked

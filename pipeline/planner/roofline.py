@@ -81,7 +81,7 @@ def prefill_seconds(shape: ModelShape, tokens: int, speed: Speed, past_tokens: i
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DecodeStep:
     """One decoding step of a batch: where its time goes. ``seconds`` is for the whole batch; each row gets
     one token.
     """
@@ -124,9 +124,9 @@ class Step:
         """
         return max(self.resident_seconds, self.transfer_seconds)
 
-    def times(self, factor: float) -> Step:
+    def times(self, factor: float) -> DecodeStep:
         """Where only the sum was measured: the parts of computing keep their proportion."""
-        return Step(
+        return DecodeStep(
             self.weights_seconds * factor,
             self.cache_seconds * factor,
             self.compute_seconds * factor,
@@ -149,7 +149,7 @@ def decode_step(
     tokens: int,
     transferred_bytes: int = 0,
     link_bytes_per_second: float | None = None,
-) -> Step:
+) -> DecodeStep:
     """One token for each of ``rows`` rows of ``tokens``: weights once, every row's cache, 2 N operations a
     row (Pope and others, 2022).
 
@@ -170,12 +170,12 @@ def decode_step(
 
 def _resident_step(
     shape: ModelShape, speed: Speed, quantization: str, dtype: str, rows: int, tokens: int
-) -> Step:
+) -> DecodeStep:
     """By the formulas alone, with everything on the device."""
     weights = shape.read_bytes_per_step(quantization, dtype, rows) / speed.memory
     cache = shape.kv_bytes(tokens, dtype, rows) / speed.memory
     compute = 2.0 * shape.matmul_parameters * rows / speed.arithmetic
-    return Step(weights, cache, compute, unpack_seconds(shape, speed.rates, quantization))
+    return DecodeStep(weights, cache, compute, unpack_seconds(shape, speed.rates, quantization))
 
 
 def unpack_seconds(shape: ModelShape, rates: Rates, quantization: str) -> float:
@@ -225,7 +225,7 @@ def load_seconds(stored_bytes: int, rates: Rates) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
+class RooflineWorkload:
     """What is asked of the documents: their lengths in tokens (a sample or all), how many there are, and what
     is written for each.
 
@@ -285,7 +285,7 @@ class Duration:
 def work_duration(
     shape: ModelShape,
     speed: Speed,
-    work: Workload,
+    work: RooflineWorkload,
     *,
     quantization: str,
     dtype: str,

@@ -16,7 +16,7 @@ from pipeline.engine.packed.label_trie import LabelTrie
 from pipeline.planner.workload import Asked, Question, TaskLoad
 from pipeline.records import Decode, Document, Generation, Reject, Request
 from pipeline.tasks import Task
-from pipeline.tasks.driver import Flight
+from pipeline.tasks.driver import TaskDriver
 
 SAMPLE_DOCUMENTS = 64
 # Longer texts are counted whole but rehearsed only so often: one that takes minutes to tokenize would cost
@@ -28,7 +28,7 @@ _WORDS_TOKENS = 60  # around a document, where nothing else is known of prompts
 _LEAST_SHARED_TOKENS = 16
 
 
-class Sampler:
+class DocumentSampler:
     """A random sample of the documents that pass by, each as likely as any other (reservoir sampling; Vitter,
     1985), and their counts.
     """
@@ -86,14 +86,14 @@ def load_of(
 
 def rehearse(task: Task, document: Document) -> Asked:
     """Every question that one document would ask if its answers were as long as they may be."""
-    flight = Flight(_ALL_QUESTIONS)
-    flight.begin(task, document, 1, {})
+    driver = TaskDriver(_ALL_QUESTIONS)
+    driver.begin(task, document, 1, {})
     questions: list[Question] = []
     read: set[tuple[int, ...]] = set()
-    while requests := flight.requests():
+    while requests := driver.requests():
         questions += (_question(request, read) for request in requests)
-        flight.receive(map(_made_up, requests))
-    (outcome,) = flight.landed()
+        driver.receive(map(_made_up, requests))
+    (outcome,) = driver.landed()
     answer = outcome.answer
     return Asked(
         len(document.text), answer.tokens_in if answer else 0, tuple(questions), failed=answer is None
@@ -155,7 +155,9 @@ def _made_up(request: Request) -> Generation:
     )
 
 
-def rough_load(name: str, kind: str, sampler: Sampler, context_tokens: int, output_tokens: int) -> TaskLoad:
+def rough_load(
+    name: str, kind: str, sampler: DocumentSampler, context_tokens: int, output_tokens: int
+) -> TaskLoad:
     """Where there is no tokenizer: four characters a token, parts of three quarters of the context, sixty
     tokens around each.
     """

@@ -26,7 +26,7 @@ _FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class MeasuredSpeeds:
     """None: not seen yet. ``output_tokens``: mean tokens written a request, by task fingerprint. Rates as in
     ``planner.hardware.Rates``.
     """
@@ -46,7 +46,7 @@ class Calibration:
         return self.prefill_tokens_per_second is not None
 
 
-def calibrated(hardware: Hardware, calibration: Calibration) -> Hardware:
+def calibrated(hardware: Hardware, calibration: MeasuredSpeeds) -> Hardware:
     """The same machine, with what it has shown of the model."""
     known = {name: getattr(calibration, name) for name in _RATES if getattr(calibration, name) is not None}
     origin = "measured with this model" if calibration.measured else hardware.rates.origin
@@ -54,17 +54,17 @@ def calibrated(hardware: Hardware, calibration: Calibration) -> Hardware:
 
 
 _RATES = tuple(
-    entry.name for entry in fields(Calibration) if entry.name in {rate.name for rate in fields(Rates)}
+    entry.name for entry in fields(MeasuredSpeeds) if entry.name in {rate.name for rate in fields(Rates)}
 )
 
 
-def recall(config: Config, dtype: str) -> Calibration:
+def recall(config: Config, dtype: str) -> MeasuredSpeeds:
     """What was kept; an empty one where there is nothing, or nothing that can be read."""
     with contextlib.suppress(OSError, ValueError, TypeError):
         raw = json.loads(_path(config, dtype).read_text(encoding="utf-8"))
         if raw.pop("format", None) == _FORMAT:
-            return _checked(Calibration(**raw))
-    return Calibration()
+            return _checked(MeasuredSpeeds(**raw))
+    return MeasuredSpeeds()
 
 
 def remember(config: Config, dtype: str, **seen: Any) -> None:
@@ -80,7 +80,7 @@ def remember(config: Config, dtype: str, **seen: Any) -> None:
             stream.write(json.dumps({"format": _FORMAT, **asdict(replace(kept, **seen))}).encode())
 
 
-def _checked(calibration: Calibration) -> Calibration:
+def _checked(calibration: MeasuredSpeeds) -> MeasuredSpeeds:
     """Raises ValueError for what is not a positive number."""
     numbers = [
         getattr(calibration, entry.name) for entry in fields(calibration) if entry.name != "output_tokens"

@@ -23,7 +23,7 @@ from pipeline.planner.plan import plan_of, usable, wish_of
 from pipeline.planner.prompt_layout import Layout, choose_layout, questions_about_a_document, tokens_of
 from pipeline.planner.workload import TaskLoad
 from pipeline.prepare.examples_file import labelled_for
-from pipeline.prepare.measured_speeds import Calibration, calibrated, recall
+from pipeline.prepare.measured_speeds import MeasuredSpeeds, calibrated, recall
 from pipeline.prompts import PROMPT_FORMAT, FrameBuilder
 from pipeline.records import Document, Plan, Sampling
 from pipeline.sources import read_source
@@ -50,7 +50,7 @@ class Ground:
     shape: ModelShape
     machine: Hardware
     wish: Wish
-    calibration: Calibration
+    calibration: MeasuredSpeeds
     cannot_plan: str | None = None
 
     def knowing(self, longest_tokens: int | None) -> Ground:
@@ -159,7 +159,7 @@ def ground_of(
             cannot_plan
             or f"cannot plan weights that are stored as {method}: what they take in memory is not known here"
         )
-    calibration = Calibration() if machine else recall(config, dtype)
+    calibration = MeasuredSpeeds() if machine else recall(config, dtype)
     stored = described.get("dtype") or described.get("torch_dtype")
     wish = wish_of(config, shape, resolved, stored_dtype=str(stored) if stored else None)
     if method is not None:  # only what is quantized here can be streamed
@@ -189,7 +189,7 @@ def stored_quantization(described: Mapping[str, Any]) -> tuple[Literal["nf4", "i
     return None, str(stored.get("quant_method") or "an unnamed kind")
 
 
-def this_machine(config: Config, dtype: str, calibration: Calibration) -> Hardware:
+def this_machine(config: Config, dtype: str, calibration: MeasuredSpeeds) -> Hardware:
     """As it is now, with the speeds that were measured on it before, if any."""
     folder = Path(config.run.directory)
     found = probe((folder,))

@@ -21,7 +21,7 @@ from pipeline.errors import DoesNotFit, OvernightError
 from pipeline.planner.forecast import Forecast
 from pipeline.planner.report_lines import Quantity, quantities
 from pipeline.planner.workload import Estimate, TaskLoad, histogram
-from pipeline.prepare.dry_run import Sampler, load_of, longest_row, rough_load, rough_longest_row
+from pipeline.prepare.dry_run import DocumentSampler, load_of, longest_row, rough_load, rough_longest_row
 from pipeline.prepare.prepare import Ground, bind_tasks, ground_of, resolve, shared_identity
 from pipeline.records import Document, Plan, Reject
 from pipeline.sources import read_source
@@ -33,7 +33,7 @@ _READ_SECONDS = 60.0
 
 
 @dataclass
-class Outlook:
+class Preview:
     """``plan`` is None where a run would be ``refused``; ``forecast`` where the model's memory is not known
     (``ground.cannot_plan``).
     """
@@ -73,7 +73,7 @@ class Outlook:
         return histogram(self.lengths)
 
 
-def look(config: Config, machine: Hardware | None = None, *, measure_machine: bool = True) -> Outlook:
+def look(config: Config, machine: Hardware | None = None, *, measure_machine: bool = True) -> Preview:
     """Everything that can be said before the night. ``machine``: one that is not this one. Raises
     ConfigError.
     """
@@ -91,7 +91,7 @@ def look(config: Config, machine: Hardware | None = None, *, measure_machine: bo
         and ground.machine.rates.memory_bytes_per_second is None
     ):
         ground = _measured(ground, str(resolved["dtype"]))
-    found = Outlook(config, ground, resolved)
+    found = Preview(config, ground, resolved)
     _bind(found, backend)
     _read(found)
     try:
@@ -118,7 +118,7 @@ def _measured(ground: Ground, dtype: str) -> Ground:
     return replace(ground, machine=with_rates(ground.machine, replace(found, **known, origin=origin)))
 
 
-def _bind(found: Outlook, backend: Backend) -> None:
+def _bind(found: Preview, backend: Backend) -> None:
     """The tasks over the model's tokenizer; their fingerprints too, if the weights are here."""
     identity: dict[str, Any] = {}
     context = found.ground.wish.context_tokens
@@ -139,9 +139,9 @@ def _bind(found: Outlook, backend: Backend) -> None:
         found.fingerprints = {task.job.name: task.job.fingerprint for task in found.tasks}
 
 
-def _read(found: Outlook) -> None:
+def _read(found: Preview) -> None:
     """Read the source once, for its size and a sample."""
-    sampler = Sampler()
+    sampler = DocumentSampler()
     fields = sorted({name for task in found.tasks for name in task.job.fields})
     patience = _Patience(_READ_SECONDS)
     try:
@@ -182,7 +182,7 @@ def _read(found: Outlook) -> None:
     _remark_failures(found)
 
 
-def _remark_failures(found: Outlook) -> None:
+def _remark_failures(found: Preview) -> None:
     for load in found.loads:
         failed = sum(asked.failed for asked in load.sample)
         if failed and found.tasks:
@@ -207,7 +207,7 @@ class _Patience:
                 return
 
 
-def advice_lines(found: Outlook) -> Sequence[str]:
+def advice_lines(found: Preview) -> Sequence[str]:
     """Remarks, warnings and refusals, most urgent first."""
     warnings = list(found.forecast.warnings) if found.forecast else []
     return [

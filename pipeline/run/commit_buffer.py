@@ -11,20 +11,20 @@ import time
 from collections.abc import Sequence
 
 from pipeline.records import Outcome
-from pipeline.stores.ledger.ledger import Answered, Ledger
+from pipeline.stores.ledger.ledger import Ledger, RecordedReply
 from pipeline.tasks.driver import Reply
 
 _COMMIT_SECONDS = 1.0
 
 
-class Journal:
+class CommitBuffer:
     """Takes outcomes and replies of one run, and commits them to the ledger."""
 
     def __init__(self, ledger: Ledger, run: int) -> None:
         self._ledger = ledger
         self._run = run
         self._outcomes: list[Outcome] = []
-        self._answered: list[Answered] = []
+        self._answered: list[RecordedReply] = []
         self._last = float("-inf")
 
     def add(self, outcomes: Sequence[Outcome], replies: Sequence[Reply]) -> None:

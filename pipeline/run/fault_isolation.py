@@ -10,21 +10,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from pipeline.run.work_queue import Pending
+from pipeline.run.work_queue import WorkItem
 
 
-class Suspicion:
+class FaultIsolation:
     """Groups of suspects still to be tried, smaller after each death."""
 
     def __init__(self, max_attempts: int) -> None:
         self._max_attempts = max_attempts
-        self._groups: deque[list[Pending]] = deque()
+        self._groups: deque[list[WorkItem]] = deque()
 
-    def set_aside(self, work: Pending) -> None:
+    def set_aside(self, work: WorkItem) -> None:
         """A doubtful work of an earlier run: it will be tried alone."""
         self._groups.append([work])
 
-    def accuse(self, suspects: Sequence[Pending]) -> Pending | None:
+    def accuse(self, suspects: Sequence[WorkItem]) -> WorkItem | None:
         """The worker died while it computed ``suspects`` (their crashes count this death). Returns the guilty
         one, if that is known now.
         """
@@ -34,6 +34,6 @@ class Suspicion:
         self._groups.extend(list(group) for group in (suspects[:half], suspects[half:]) if group)
         return None
 
-    def next_group(self) -> list[Pending] | None:
+    def next_group(self) -> list[WorkItem] | None:
         """The works to try next, apart from all others."""
         return self._groups.popleft() if self._groups else None

@@ -24,7 +24,7 @@ some.
 _LOOK_SECONDS = 1.0
 
 
-class Watch:
+class ResourceGuard:
     """Floors for the disk that holds ``folder`` and for the memory of the machine (or of the container); 0:
     not watched.
     """

@@ -23,19 +23,19 @@ from typing import Any
 from pipeline.config import Config
 from pipeline.engine.registry import open_backend
 from pipeline.errors import EXIT_DONE, EXIT_SOME_FAILED, OvernightError, StoppedEarly, WorkerDied
-from pipeline.prepare.dry_run import Sampler, longest_row
+from pipeline.prepare.dry_run import DocumentSampler, longest_row
 from pipeline.prepare.predict import learn, predict
 from pipeline.prepare.prepare import Preparation, meant_by_auto, prepare, resolve
-from pipeline.records import Document, Failure, Generation, Outcome, Progress, Reject
+from pipeline.records import Document, Failure, Generation, Outcome, Progress, Reject, WorkId
 from pipeline.results.calibrate import calibrate_as_configured, check_configured
 from pipeline.results.report import write_report
-from pipeline.run.commit_buffer import Journal
-from pipeline.run.fault_isolation import Suspicion
+from pipeline.run.commit_buffer import CommitBuffer
+from pipeline.run.fault_isolation import FaultIsolation
 from pipeline.run.intake import BLOCK_DOCUMENTS, Intake, blocks, chosen_documents, read_in
-from pipeline.run.resource_guard import Watch
-from pipeline.run.runner_watchdog import Whereabouts
-from pipeline.run.work_queue import Pending, by_document, next_group
-from pipeline.run.worker_manager import Crew, added_up
+from pipeline.run.resource_guard import ResourceGuard
+from pipeline.run.runner_watchdog import RunnerWatchdog
+from pipeline.run.work_queue import WorkItem, by_document, next_group
+from pipeline.run.worker_manager import WorkerPool, added_up
 from pipeline.sources import read_source
 from pipeline.stores.ledger.ledger import Ledger
 from pipeline.stores.ledger.queries import Status
@@ -43,8 +43,8 @@ from pipeline.system.atomic_write import failing_disk_stops
 from pipeline.system.run_directory import RunDirectory
 from pipeline.system.stop_signal import StopSignal
 from pipeline.system.versions import stack_versions
-from pipeline.tasks.driver import Flight, WorkId
-from pipeline.tasks.throughput_meter import Pace
+from pipeline.tasks.driver import TaskDriver
+from pipeline.tasks.throughput_meter import ThroughputMeter
 
 _log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ def run(
         directory.logging(),
         stop.watch_deadline(config.run.deadline),
         Ledger.open(directory.ledger, write=True) as ledger,
-        Whereabouts(directory.note, config.engine.stall_seconds) as here,
+        RunnerWatchdog(directory.note, config.engine.stall_seconds) as here,
     ):
         return Night(config, directory, ledger, observer, stop, here, (limit, only)).through(fork, kinds)
 
@@ -114,7 +114,7 @@ class Night:
         ledger: Ledger,
         observer: Observer,
         stop: StopSignal,
-        here: Whereabouts,
+        here: RunnerWatchdog,
         chosen: tuple[int | None, str | None] = (None, None),
     ) -> None:
         self._config = config
@@ -124,26 +124,26 @@ class Night:
         self._stop = stop
         self._here = here
         self._chosen = chosen  # the first so many documents, those of one id
-        self._under_way: dict[WorkId, Pending] = {}
-        self._suspicion = Suspicion(config.run.max_attempts)
+        self._under_way: dict[WorkId, WorkItem] = {}
+        self._faults = FaultIsolation(config.run.max_attempts)
         # for the whole run: a late reply must never be taken for another question's
         self._request_ids = itertools.count(1)
         self._deaths_of_nobody = 0
         self._intake = Intake()
-        self._sampler = Sampler()
-        self._watch = Watch(
+        self._sampler = DocumentSampler()
+        self._guard = ResourceGuard(
             directory.path,
             disk_floor_bytes=config.run.keep_free_disk,
             memory_floor_bytes=config.run.keep_free_memory,
         )
-        self._crew = Crew(config, directory, self._say_loading, self._note_loaded)
+        self._workers = WorkerPool(config, directory, self._say_loading, self._note_loaded)
         self._total = self._done = self._failed = 0
 
     def through(self, fork: bool, kinds: Collection[str] | None) -> RunResult:
         """Decide, read, work, report; whatever happens, no worker is left."""
-        with self._crew:
+        with self._workers:
             if self._ledger.expects_work():
-                self._crew.call()
+                self._workers.call()
             self._prepared = self._prepare(kinds)
             return self._accepted(fork)
 
@@ -154,7 +154,7 @@ class Night:
         self._keep_resolved()
         self._run = self._ledger.begin_run(self._facts(), self._here.died_in)
         self._here.settle()
-        self._journal = Journal(self._ledger, self._run)
+        self._commits = CommitBuffer(self._ledger, self._run)
         exit_code, reason = 1, "fault"
         try:
             with failing_disk_stops(self._directory.path):
@@ -167,7 +167,7 @@ class Night:
             exit_code, reason = error.exit_code, str(error)
             raise
         finally:
-            self._crew.dismiss(at_once=exit_code not in (EXIT_DONE, EXIT_SOME_FAILED))
+            self._workers.dismiss(at_once=exit_code not in (EXIT_DONE, EXIT_SOME_FAILED))
             self._close(exit_code, reason)
         return RunResult(
             exit_code, reason, self._directory.path, self._ledger.status(), self._directory.report
@@ -182,10 +182,10 @@ class Night:
         shutil.rmtree(self._directory.offload, ignore_errors=True)
         try:
             self._ledger.drop(self._run, list(self._under_way), "interrupted", reason)
-            if self._crew.store_facts:
-                self._ledger.annotate_run(self._run, store=added_up(self._crew.store_facts))
-            if self._crew.waiting:
-                self._ledger.annotate_run(self._run, waiting=self._crew.waiting, peaks=self._crew.peaks)
+            if self._workers.store_facts:
+                self._ledger.annotate_run(self._run, store=added_up(self._workers.store_facts))
+            if self._workers.waiting:
+                self._ledger.annotate_run(self._run, waiting=self._workers.waiting, peaks=self._workers.peaks)
             self._ledger.end_run(self._run, exit_code, reason)
             self._tell(Progress("reporting"))
             self._ledger.annotate_run(
@@ -231,7 +231,7 @@ class Night:
         under the worker.
         """
         self._stop.check()
-        self._watch.check(self._crew.holds)
+        self._guard.check(self._workers.holds)
 
     def _source(self) -> Iterator[Document | Reject]:
         fields = sorted({name for task in self._ledger.tasks() for name in task.job.fields})
@@ -248,9 +248,9 @@ class Night:
         self._settle_plan()
         forecast = predict(self._prepared, self._sampler.sample, sizes)
         self._ledger.annotate_run(self._run, forecast=forecast)
-        self._pace = Pace(sum(characters for _, characters in sizes))
+        self._pace = ThroughputMeter(sum(characters for _, characters in sizes))
         self._through(self._pending())
-        while (group := self._suspicion.next_group()) is not None:
+        while (group := self._faults.next_group()) is not None:
             self._through(iter(group))
 
     def _settle_plan(self) -> None:
@@ -260,17 +260,17 @@ class Night:
             self._ledger.annotate_run(self._run, plan=asdict(settled.plan))
         self._prepared = settled
 
-    def _pending(self) -> Iterator[Pending | None]:
+    def _pending(self) -> Iterator[WorkItem | None]:
         """The works the ledger calls pending, in reading order, and None after each block read; doubtful ones
         are set aside.
         """
         documents = (item for item in self._source() if isinstance(item, Document))
         for block in blocks(documents, BLOCK_DOCUMENTS):
-            works: list[Pending] = []
+            works: list[WorkItem] = []
             for task in self._prepared.tasks:
                 keyed = {task.job.key(document): document for document in block}
                 for key, pending in self._ledger.pending(task.job.name, list(keyed)).items():
-                    work = Pending(task, keyed[key], pending.attempts, pending.crashes)
+                    work = WorkItem(task, keyed[key], pending.attempts, pending.crashes)
                     if work.doubtful:
                         self._set_aside(work)
                     else:
@@ -278,28 +278,28 @@ class Night:
             yield from by_document(works) if self._prepared.plan.layout == "document_first" else works
             yield None
 
-    def _through(self, works: Iterator[Pending | None]) -> None:
+    def _through(self, works: Iterator[WorkItem | None]) -> None:
         """See all of ``works`` landed. When the worker dies, those it was computing come under suspicion, the
         others go on.
         """
         while True:
-            flight = Flight(
+            driver = TaskDriver(
                 self._prepared.plan.max_batch_rows * _ASKED_PER_ROW,
                 self._pace,
                 self._request_ids,
                 self._here.at,
             )
             try:
-                self._stream(works, flight)
+                self._stream(works, driver)
                 return
             except StoppedEarly:
-                self._record(flight, at_once=True)
+                self._record(driver, at_once=True)
                 raise
             except WorkerDied as death:
-                self._record(flight, at_once=True)
-                works = itertools.chain(self._after_death(flight, death), works)
+                self._record(driver, at_once=True)
+                works = itertools.chain(self._after_death(driver, death), works)
 
-    def _stream(self, works: Iterator[Pending | None], flight: Flight) -> None:
+    def _stream(self, works: Iterator[WorkItem | None], driver: TaskDriver) -> None:
         """The main loop: keep the worker supplied, record what lands. Questions go out before anything waits
         for the disk.
 
@@ -308,47 +308,47 @@ class Night:
         """
         plan = self._prepared.plan
         exhausted = hungry = False
-        while len(flight) or not exhausted:
+        while len(driver) or not exhausted:
             self._check()
-            worker = self._crew.worker(plan, 0 if hungry or not len(flight) else _POLL_SECONDS)
+            worker = self._workers.worker(plan, 0 if hungry or not len(driver) else _POLL_SECONDS)
             if worker is not None:
-                worker.admit(flight.requests())
+                worker.admit(driver.requests())
             hungry = (
                 not exhausted
-                and flight.steps_open < plan.max_batch_rows * _WORKS_PER_ROW
+                and driver.steps_open < plan.max_batch_rows * _WORKS_PER_ROW
                 and self._characters() < _WINDOW_CHARACTERS
             )
             if hungry:
                 group, exhausted = next_group(works, plan.max_batch_rows * _BEGUN_PER_ROW)
-                self._begin(group, flight)
-            self._record(flight)
-            if worker is not None and len(flight):
+                self._begin(group, driver)
+            self._record(driver)
+            if worker is not None and len(driver):
                 finished = worker.collect(0 if hungry else _POLL_SECONDS)
                 _stop_on_full_disk(finished)
-                self._journal.add((), flight.receive(finished))
-                worker.release(flight.cancelled())
+                self._commits.add((), driver.receive(finished))
+                worker.release(driver.cancelled())
                 if finished:
                     self._show_pace()
-        self._record(flight, at_once=True)
+        self._record(driver, at_once=True)
 
-    def _begin(self, group: Sequence[Pending], flight: Flight) -> None:
+    def _begin(self, group: Sequence[WorkItem], driver: TaskDriver) -> None:
         """Mark the attempts, durably, then start the documents; what an earlier attempt was answered is not
         asked again.
         """
         taken = set(self._ledger.mark(self._run, list(dict.fromkeys(work.id for work in group))))
         for work in group:
             if (
-                work.id not in taken or work.id in flight
+                work.id not in taken or work.id in driver
             ):  # a repeated row, done or begun since the ledger was asked
                 continue
             self._under_way[work.id] = work
             recorded = self._ledger.replies(*work.id) if work.attempts else {}
-            flight.begin(work.task, work.document, work.attempts + 1, recorded, work.awaited)
+            driver.begin(work.task, work.document, work.attempts + 1, recorded, work.awaited)
 
-    def _record(self, flight: Flight, *, at_once: bool = False) -> None:
+    def _record(self, driver: TaskDriver, *, at_once: bool = False) -> None:
         """Documents that landed are done once they are committed, a second's worth in one transaction."""
-        self._journal.add([self._explained(outcome) for outcome in flight.landed()], ())
-        recorded = self._journal.commit(at_once=at_once)
+        self._commits.add([self._explained(outcome) for outcome in driver.landed()], ())
+        recorded = self._commits.commit(at_once=at_once)
         for outcome in recorded:
             del self._under_way[outcome.task, outcome.key]
             self._failed += outcome.state != "done"
@@ -361,13 +361,13 @@ class Night:
 
     # ── when the worker dies ────────────────────────────────────────────────────────────────────────────────
 
-    def _after_death(self, flight: Flight, death: WorkerDied) -> Iterator[Pending]:
+    def _after_death(self, driver: TaskDriver, death: WorkerDied) -> Iterator[WorkItem]:
         """Put the suspects aside, or the guilty one into quarantine, and give back the works that were merely
         beside them.
         """
         _log.warning("%s", death)
-        suspected = set(flight.suspects(self._crew.computing))
-        self._crew.dismiss(at_once=True)
+        suspected = set(driver.suspects(self._workers.computing))
+        self._workers.dismiss(at_once=True)
         works, self._under_way = self._under_way, {}
         suspects = [
             replace(works[work], attempts=works[work].attempts + 1, crashes=works[work].crashes + 1)
@@ -387,7 +387,7 @@ class Night:
             raise OvernightError(
                 f"the worker died {self._deaths_of_nobody} times in a row while it computed nothing: {death}"
             )
-        guilty = self._suspicion.accuse(suspects)
+        guilty = self._faults.accuse(suspects)
         if guilty is not None:
             message = (
                 f"the worker died {guilty.crashes} times with this document, the last time alone: {death}"
@@ -395,7 +395,7 @@ class Night:
             self._quarantine(guilty, Failure("worker_died", message, guilty.crashes))
         return iter(others)
 
-    def _set_aside(self, work: Pending) -> None:
+    def _set_aside(self, work: WorkItem) -> None:
         """A work that earlier runs had trouble with is tried last and alone; one that took the runner down
         too often, never again.
         """
@@ -405,7 +405,7 @@ class Night:
             else 0
         )
         if died < self._config.run.max_attempts:
-            self._suspicion.set_aside(work)
+            self._faults.set_aside(work)
             return
         message = (
             f"the runner itself died {died} times while it worked on this document: building its "
@@ -413,7 +413,7 @@ class Night:
         )
         self._quarantine(work, Failure("runner_died", message, died))
 
-    def _quarantine(self, work: Pending, failure: Failure) -> None:
+    def _quarantine(self, work: WorkItem, failure: Failure) -> None:
         task, key = work.id
         told = replace(failure, message=f"{failure.message}. {self._again(work)}")
         self._ledger.finish(self._run, [Outcome(task, key, "quarantined", failure=told)])
@@ -429,7 +429,7 @@ class Night:
             failure=replace(outcome.failure, message=f"{outcome.failure.message.rstrip('.')}. {again}"),
         )
 
-    def _again(self, work: Pending) -> str:
+    def _again(self, work: WorkItem) -> str:
         return f"To see it again: {self._directory.reproducing(work.document.id)}"
 
     # ── around it ───────────────────────────────────────────────────────────────────────────────────────────

@@ -23,16 +23,15 @@ from types import FrameType
 from typing import Any, Self
 
 from pipeline.errors import EXIT_STOPPED, DocumentFailed
+from pipeline.records import WorkId
 
 _log = logging.getLogger(__name__)
 
-WorkId = tuple[str, str]
-"""(task name, work key)."""
 _NOTE_BYTES = 512  # longer than any task name and key
 _LOOK_SECONDS = 0.5
 
 
-class Whereabouts:
+class RunnerWatchdog:
     """A context manager around a run's work. ``at`` is entered by one thread; ``died_in`` is what a dead run
     left, until it is settled.
 
@@ -55,7 +54,7 @@ class Whereabouts:
             self._descriptor = os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600)
         if threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGALRM"):
             self._handler = signal.signal(signal.SIGALRM, self._interrupt)
-        threading.Thread(target=self._watch, daemon=True).start()
+        threading.Thread(target=self._guard, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -91,7 +90,7 @@ class Whereabouts:
             with contextlib.suppress(OSError):
                 os.pwrite(self._descriptor, text.ljust(_NOTE_BYTES), 0)
 
-    def _watch(self) -> None:
+    def _guard(self) -> None:
         while not self._ended.wait(_LOOK_SECONDS):
             work, seconds = self._current, time.monotonic() - self._since
             if work is None or seconds < self._stall_seconds:

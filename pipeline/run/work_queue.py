@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from pipeline.records import Document
+from pipeline.records import Document, WorkId
 from pipeline.tasks import Task
-from pipeline.tasks.driver import WorkId
 
 # A work begun so often without an end may have taken the runner itself down each time: it goes last and
 # alone.
@@ -18,7 +17,7 @@ _GROUP_CHARACTERS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class WorkItem:
     """One task's work on one document, to be done in this run. ``crashes`` counts workers that died of it or
     beside it.
 
@@ -42,11 +41,11 @@ class Pending:
         return self.crashes > 0 or self.attempts >= _OFTEN
 
 
-def by_document(works: Sequence[Pending]) -> Iterator[Pending]:
+def by_document(works: Sequence[WorkItem]) -> Iterator[WorkItem]:
     """``works`` with those on one document side by side, in the order of the documents' first ones: what is
     read for one serves all.
     """
-    grouped: dict[str, list[Pending]] = {}
+    grouped: dict[str, list[WorkItem]] = {}
     for work in works:
         grouped.setdefault(work.document.key, []).append(work)
     for group in grouped.values():
@@ -54,11 +53,11 @@ def by_document(works: Sequence[Pending]) -> Iterator[Pending]:
             yield replace(work, awaited=len(group) - number)
 
 
-def next_group(works: Iterator[Pending | None], size: int) -> tuple[list[Pending], bool]:
+def next_group(works: Iterator[WorkItem | None], size: int) -> tuple[list[WorkItem], bool]:
     """At most ``size`` works, and whether that was all. Ends early after much text, and after each block of
     the source: neither tokenizing nor reading on and on keeps the model waiting.
     """
-    group: list[Pending] = []
+    group: list[WorkItem] = []
     characters = 0
     for work in works:
         if work is None:

@@ -17,7 +17,7 @@ from pipeline.system.run_directory import RunDirectory
 _LOAD_TRIES = 2
 
 
-class Crew:
+class WorkerPool:
     """Gives out a worker with its model loaded. A context manager: no worker outlives it.
 
     ``say`` hears progress messages, ``loaded`` the facts of each load.

@@ -18,7 +18,7 @@ from pipeline.records import Document, FieldValue, Origin, Reject
 from pipeline.sources.files import SourceFile, expand, is_hub, is_saved
 from pipeline.sources.grouping import join_groups
 from pipeline.sources.rows import Raw, Wanted, mend, read_fields, read_id, to_document, wanted
-from pipeline.sources.streams import Damaged
+from pipeline.sources.streams import DamagedFile
 
 __all__ = ["read_source", "read_values", "source_files"]
 
@@ -103,7 +103,7 @@ def _read_file(file: SourceFile, config: SourceConfig, want: Wanted) -> Iterator
     """Rows of one file and, where it breaks, a last Reject with the place and the reason."""
     try:
         yield from _reader(file, config, want)
-    except Damaged as fault:
+    except DamagedFile as fault:
         yield Reject(Origin(file.name, fault.line, fault.offset), mend(fault.reason), ends_file=True)
 
 

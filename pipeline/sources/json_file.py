@@ -15,7 +15,7 @@ from pipeline.sources import jsonl
 from pipeline.sources.files import SourceFile
 from pipeline.sources.json_scan import Scanner, Slice
 from pipeline.sources.rows import Raw, Wanted, excerpt
-from pipeline.sources.streams import RECORD_LIMIT_BYTES, Damaged, read_lines, read_text_blocks
+from pipeline.sources.streams import RECORD_LIMIT_BYTES, DamagedFile, read_lines, read_text_blocks
 
 
 def read(file: SourceFile, want: Wanted, records_field: str | None = None) -> Iterator[Raw | Reject]:
@@ -26,7 +26,7 @@ def read(file: SourceFile, want: Wanted, records_field: str | None = None) -> It
         scanner = Scanner(blocks)
         first = scanner.peek()
         if first == b"":
-            raise scanner.fault or Damaged("the file holds no JSON value", scanner.line, scanner.offset)
+            raise scanner.fault or DamagedFile("the file holds no JSON value", scanner.line, scanner.offset)
         if first == b"[":
             yield from _elements(scanner, file.name, want)
             _refuse_more(scanner)
@@ -108,7 +108,7 @@ def _is_lines(file: SourceFile, scanner: Scanner, start: Slice, want: Wanted) ->
         with closing(read_text_blocks(file)) as blocks:
             rows = (jsonl.parse_line(line, file.name, want) for line in read_lines(blocks))
             return any(isinstance(row, Raw) for row in rows)
-    except Damaged:
+    except DamagedFile:
         return False
 
 
@@ -151,6 +151,6 @@ def _refuse_more(scanner: Scanner) -> None:
         )
 
 
-def _broken(scanner: Scanner, reason: str) -> Damaged:
+def _broken(scanner: Scanner, reason: str) -> DamagedFile:
     """The file's own fault where there is one, else ``reason``, at the place where reading stopped."""
-    return Damaged(scanner.fault.reason if scanner.fault else reason, scanner.line, scanner.offset)
+    return DamagedFile(scanner.fault.reason if scanner.fault else reason, scanner.line, scanner.offset)

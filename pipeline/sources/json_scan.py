@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pipeline.sources.streams import RECORD_LIMIT_BYTES, Damaged
+from pipeline.sources.streams import RECORD_LIMIT_BYTES, DamagedFile
 
 _STRUCTURE = re.compile(rb'["{}\[\],]')
 # Possessive, so that a string of many megabytes full of escapes needs no memory for going back.
@@ -41,7 +41,7 @@ class Scanner:
         self._buffer = bytearray()
         self._limit_bytes = limit_bytes
         self.offset, self.line = 0, 1
-        self.fault: Damaged | None = None
+        self.fault: DamagedFile | None = None
         while len(self._buffer) < len(codecs.BOM_UTF8) and self._more():
             pass
         if self._buffer.startswith(codecs.BOM_UTF8):
@@ -110,7 +110,7 @@ class Scanner:
     def _more(self) -> bool:
         try:
             block = next(self._blocks, None) if self.fault is None else None
-        except Damaged as fault:
+        except DamagedFile as fault:
             self.fault, block = fault, None
         self._buffer += block or b""
         return block is not None

@@ -9,7 +9,7 @@ from pipeline.records import Origin, Reject
 from pipeline.sources.arrow import table_rows
 from pipeline.sources.files import SourceFile
 from pipeline.sources.rows import Raw, Wanted
-from pipeline.sources.streams import Damaged
+from pipeline.sources.streams import DamagedFile
 
 _BATCH_ROWS = 64
 _BUFFER_BYTES = 1 << 20
@@ -22,7 +22,7 @@ def read(file: SourceFile, want: Wanted) -> Iterator[Raw | Reject]:
     try:
         stream = file.open()
     except Exception as error:  # remote filesystems raise their libraries' own classes
-        raise Damaged(f"the file cannot be read: {type(error).__name__}: {error}") from error
+        raise DamagedFile(f"the file cannot be read: {type(error).__name__}: {error}") from error
     with stream:
         parquet = _open(stream)
         try:
@@ -42,7 +42,7 @@ def _open(stream: Any) -> Any:
         return pq.ParquetFile(stream, pre_buffer=False, buffer_size=_BUFFER_BYTES)
     except Exception as error:  # noqa: BLE001 - pyarrow and remote filesystems raise many classes
         said = " ".join(str(error).split())[:300]
-        raise Damaged(
+        raise DamagedFile(
             f"not a readable Parquet file: {said}; without its end (truncated) no row can be found, so "
             f"write it again"
         ) from None
@@ -53,13 +53,13 @@ def _columns(parquet: Any, want: Wanted) -> list[str]:
     missing = next((name for name in want.required if name not in names), None)
     if missing is not None:
         shown = ", ".join(repr(name[:40]) for name in names[:20])
-        raise Damaged(
+        raise DamagedFile(
             f"the file has no column {missing!r} (columns: {shown}); set source.id_field and "
             f"source.text_field"
         )
     repeated = next((name for name in want.columns if names.count(name) > 1), None)
     if repeated is not None:
-        raise Damaged(f"the file has more than one column {repeated!r}; rename all but one")
+        raise DamagedFile(f"the file has more than one column {repeated!r}; rename all but one")
     return [name for name in want.columns if name in names]
 
 

@@ -25,7 +25,7 @@ _NEWLINE = re.compile(rb"\n")
 _ANY_NEWLINE = re.compile(rb"\r\n|\r|\n")
 
 
-class Damaged(Exception):
+class DamagedFile(Exception):
     """The rest of a file cannot be read; what came before it is good. Becomes the file's Reject."""
 
     def __init__(self, reason: str, line: int = 1, offset: int | None = None) -> None:
@@ -67,7 +67,7 @@ def read_text_blocks(file: SourceFile) -> Generator[bytes, None, None]:
                 break
         encoding = wide_encoding(head)
         if encoding:
-            raise Damaged(refuse_wide(file.name, encoding), 1, 0)
+            raise DamagedFile(refuse_wide(file.name, encoding), 1, 0)
         if head:
             yield head
         yield from blocks
@@ -91,10 +91,10 @@ def read_lines(
             if any_newline and data.endswith(b"\r"):  # perhaps the first half of \r\n
                 data, carried = data[:-1], b"\r"
             yield from cutter.cut(data, pattern)
-    except Damaged as fault:
+    except DamagedFile as fault:
         line, offset = cutter.number, cutter.offset  # where the line begins that the fault tore
         yield from cutter.rest(carried, whole=False)
-        raise Damaged(fault.reason, line, offset) from None
+        raise DamagedFile(fault.reason, line, offset) from None
     yield from cutter.rest(carried, whole=True)
 
 
@@ -150,7 +150,7 @@ def _read_raw(file: SourceFile) -> Generator[bytes, None, None]:
             while block := stream.read(BLOCK_BYTES):
                 yield block
     except Exception as error:  # remote filesystems raise their libraries' own classes
-        raise Damaged(f"the file cannot be read: {type(error).__name__}: {error}") from error
+        raise DamagedFile(f"the file cannot be read: {type(error).__name__}: {error}") from error
 
 
 def _plain(raw: Iterator[bytes]) -> Iterator[bytes]:
@@ -171,7 +171,7 @@ def _gunzip(raw: Iterator[bytes]) -> Iterator[bytes]:
                 data = member.decompress(left, BLOCK_BYTES)
             except zlib.error as error:
                 yield from _salvage(before, left)
-                raise Damaged(f"the gzip data are damaged: {error}") from None
+                raise DamagedFile(f"the gzip data are damaged: {error}") from None
             if data:
                 yield data
             left = member.unused_data if member.eof else member.unconsumed_tail
@@ -179,7 +179,7 @@ def _gunzip(raw: Iterator[bytes]) -> Iterator[bytes]:
     if member is not None and (rest := member.flush()):
         yield rest
     if not members or (member is not None and not member.eof):
-        raise Damaged("the gzip data end before their end mark: the file is truncated")
+        raise DamagedFile("the gzip data end before their end mark: the file is truncated")
 
 
 def _salvage(member: zlib._Decompress, block: bytes) -> Iterator[bytes]:
@@ -210,13 +210,13 @@ def _unzstd(raw: Iterator[bytes]) -> Iterator[bytes]:
                 try:
                     data = frame.decompress(left)
                 except zstandard.ZstdError as error:
-                    raise Damaged(f"the zstandard data are damaged: {error}") from None
+                    raise DamagedFile(f"the zstandard data are damaged: {error}") from None
                 if data:
                     yield data
                 left = frame.unused_data if frame.eof else b""
                 frame = None if frame.eof else frame
     if frame is not None or not frames:
-        raise Damaged("the zstandard data end in the middle of a frame: the file is truncated")
+        raise DamagedFile("the zstandard data end in the middle of a frame: the file is truncated")
 
 
 _UNPACK = {"": _plain, "gz": _gunzip, "zst": _unzstd}

@@ -19,7 +19,7 @@ from pipeline.records import Origin, Reject
 from pipeline.sources.encoding import refuse_bytes
 from pipeline.sources.files import SourceFile
 from pipeline.sources.rows import Raw, Wanted, excerpt
-from pipeline.sources.streams import RECORD_LIMIT_BYTES, Damaged, Line, read_lines, read_text_blocks
+from pipeline.sources.streams import RECORD_LIMIT_BYTES, DamagedFile, Line, read_lines, read_text_blocks
 
 _DELIMITERS = {"csv": ",;|\t", "tsv": "\t"}
 _UNDECODED = re.compile("[\udc80-\udcff]")  # what "surrogateescape" makes of bytes that are not UTF-8
@@ -92,9 +92,9 @@ class _Source:
             except csv.Error as error:
                 self.give_back(taken[1:])
                 return _Row([], taken[:1], f"the quoting is broken ({error})")
-            except Damaged as damage:
+            except DamagedFile as damage:
                 first = taken[0] if taken else None
-                raise Damaged(damage.reason, first.number, first.offset) if first else damage from None
+                raise DamagedFile(damage.reason, first.number, first.offset) if first else damage from None
             if cells is None:
                 return None
             if cells:
@@ -131,7 +131,7 @@ def _read_header(source: _Source, file: SourceFile, want: Wanted) -> tuple[list[
     missing = next((name for name in want.required if name not in row.cells), want.id)
     shown = ", ".join(repr(cell[:40]) for cell in row.cells[:20]) or f"none, {row.fault}"
     line = row.lines[0]
-    raise Damaged(
+    raise DamagedFile(
         f"the header has no column {missing!r} (columns: {shown}); set source.id_field and "
         f"source.text_field, or add a header",
         line.number,
@@ -143,7 +143,7 @@ def _refuse_repeated(header: _Row, want: Wanted) -> None:
     repeated = next((name for name in want.columns if header.cells.count(name) > 1), None)
     if repeated is not None:
         line = header.lines[0]
-        raise Damaged(
+        raise DamagedFile(
             f"the header names the column {repeated!r} more than once; rename all but one",
             line.number,
             line.offset,
@@ -153,7 +153,7 @@ def _refuse_repeated(header: _Row, want: Wanted) -> None:
 def _refuse_undecoded(row: _Row, name: str) -> None:
     if any(_UNDECODED.search(cell) for cell in row.cells):
         line = row.lines[0]
-        raise Damaged(_encoding_sentence(row, name), line.number, line.offset)
+        raise DamagedFile(_encoding_sentence(row, name), line.number, line.offset)
 
 
 def _encoding_sentence(row: _Row, name: str) -> str:

@@ -11,7 +11,7 @@ from pipeline.records import Origin
 from pipeline.sources.encoding import refuse_bytes
 from pipeline.sources.files import SourceFile
 from pipeline.sources.rows import Raw, Wanted
-from pipeline.sources.streams import RECORD_LIMIT_BYTES, Damaged, read_text_blocks
+from pipeline.sources.streams import RECORD_LIMIT_BYTES, DamagedFile, read_text_blocks
 
 
 def read(file: SourceFile, want: Wanted) -> Iterator[Raw]:
@@ -24,12 +24,14 @@ def read(file: SourceFile, want: Wanted) -> Iterator[Raw]:
         pieces.append(block)
         size_bytes += len(block)
         if size_bytes > RECORD_LIMIT_BYTES:
-            raise Damaged(f"the file is longer than {RECORD_LIMIT_BYTES >> 20} MiB; split the document", 1, 0)
+            raise DamagedFile(
+                f"the file is longer than {RECORD_LIMIT_BYTES >> 20} MiB; split the document", 1, 0
+            )
     data = b"".join(pieces)
     start = len(codecs.BOM_UTF8) if data.startswith(codecs.BOM_UTF8) else 0
     try:
         text = data[start:].decode("utf-8")
     except UnicodeDecodeError as error:
         at = start + error.start
-        raise Damaged(refuse_bytes(file.name, data, at, at), data.count(b"\n", 0, at) + 1, at) from None
+        raise DamagedFile(refuse_bytes(file.name, data, at, at), data.count(b"\n", 0, at) + 1, at) from None
     yield Raw(Origin(file.name, 1, 0), {want.text: text}, data[:1024], identity=file.relative)

@@ -15,14 +15,12 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 from pipeline.errors import DocumentFailed
-from pipeline.records import Answer, Document, Failure, Generation, Outcome, Request, Step
+from pipeline.records import Answer, Document, Failure, Generation, Outcome, Request, Step, WorkId
 from pipeline.tasks import Task, Work
-from pipeline.tasks.throughput_meter import Pace
+from pipeline.tasks.throughput_meter import ThroughputMeter
 
 _log = logging.getLogger(__name__)
 
-WorkId = tuple[str, str]
-"""(task name, work key)."""
 Place = Callable[[WorkId], AbstractContextManager[None]]
 """What is entered while a document's own work is done: building its prompts, reading its answers."""
 
@@ -65,18 +63,18 @@ def _next_steps(
     return next(generator) if replies is None else generator.send(replies)
 
 
-class Flight:
+class TaskDriver:
     """The works (document x task) between "begun" and "landed"."""
 
     def __init__(
         self,
         per_work: int,
-        pace: Pace | None = None,
+        pace: ThroughputMeter | None = None,
         request_ids: Iterator[int] | None = None,
         at: Place = lambda _: nullcontext(),
     ) -> None:
         self._per_work = per_work
-        self._pace = pace or Pace()
+        self._pace = pace or ThroughputMeter()
         self._works: dict[WorkId, _Underway] = {}
         self._asked: dict[int, tuple[WorkId, int]] = {}
         self._ready: deque[WorkId] = deque()

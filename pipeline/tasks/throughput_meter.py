@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 
 
-class Pace:
+class ThroughputMeter:
     """Characters to read in all, and those read since the model began to answer."""
 
     def __init__(self, characters: int = 0) -> None:

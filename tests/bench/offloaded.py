@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from pipeline.engine.model.loading import load_model
-from pipeline.engine.static.engine import ModelEngine
+from pipeline.engine.static.engine import StaticEngine
 from tests.engine.streaming.large_model import PROMPT_TOKENS, plan, requests
 from tests.engine.streaming.opened import answers, configured
 
@@ -31,7 +31,7 @@ def main(
     sys.stdin.readline()
     config = configured(Path(folder), "none", int(allowed))
     loaded = load_model(config.model, dtype, Path(result).parent / "offload")
-    engine = ModelEngine(
+    engine = StaticEngine(
         loaded.model, dataclasses.replace(plan(int(rows)), dtype=dtype), end_ids=(), pad_id=0
     )
     ends: list[float] = []

@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 
 from pipeline.run import runner
-from pipeline.run.commit_buffer import Journal
+from pipeline.run.commit_buffer import CommitBuffer
 from pipeline.run.runner import run
 from pipeline.run.worker_process import WorkerProcess
 from pipeline.stores.ledger.ledger import Ledger
-from pipeline.tasks.driver import Flight
+from pipeline.tasks.driver import TaskDriver
 from tests.bench import nights
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(3600)]
@@ -88,10 +88,10 @@ def test_ledger_and_bookkeeping_take_a_hundredth_at_twenty_documents_a_second(
 
     for name in ("mark", "finish", "pending", "replies"):
         timed("ledger", Ledger, name)
-    timed("tokenizing and tasks", Flight, "_advance")
+    timed("tokenizing and tasks", TaskDriver, "_advance")
     for name in ("begin", "requests", "receive", "landed", "cancelled"):
-        timed("bookkeeping", Flight, name)
-    timed("bookkeeping", Journal, "add")
+        timed("bookkeeping", TaskDriver, name)
+    timed("bookkeeping", CommitBuffer, "add")
     timed("bookkeeping", runner.Night, "_characters")
     timed("bookkeeping", WorkerProcess, "admit")
     timed("waiting for the worker", WorkerProcess, "_next")

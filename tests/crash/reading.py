@@ -15,7 +15,7 @@ from typing import Any
 
 from pipeline.config import parse_config
 from pipeline.engine.hf_backend import TransformersBackend
-from pipeline.engine.packed.model_runner import PackedModel
+from pipeline.engine.packed.model_runner import PackedModelRunner
 from pipeline.records import Decode, Plan, Request
 
 ROOT = Path(__file__).parents[2]
@@ -36,21 +36,21 @@ def request(backend: TransformersBackend, tokens: int, new_tokens: int) -> Reque
 def watched(folder: Path) -> None:
     """Have every pass told to ``progress``: "read" stretches of the document, "pass" everything else."""
     descriptor = os.open(folder / "progress", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
-    extend, run = PackedModel.extend, PackedModel.run
+    extend, run = PackedModelRunner.extend, PackedModelRunner.run
 
     def tell(kind: str, tokens: int) -> None:
         os.write(descriptor, f"{kind} {tokens}\n".encode())
 
-    def told_extend(self: PackedModel, prefix: Any, ids: Any) -> None:
+    def told_extend(self: PackedModelRunner, prefix: Any, ids: Any) -> None:
         extend(self, prefix, ids)
         tell("read", len(ids))
 
-    def told_run(self: PackedModel, feeds: Any) -> Any:
+    def told_run(self: PackedModelRunner, feeds: Any) -> Any:
         logits = run(self, feeds)
         tell("pass", sum(feed.size for feed in feeds))
         return logits
 
-    PackedModel.extend, PackedModel.run = told_extend, told_run  # type: ignore[method-assign]
+    PackedModelRunner.extend, PackedModelRunner.run = told_extend, told_run  # type: ignore[method-assign]
 
 
 def main() -> None:

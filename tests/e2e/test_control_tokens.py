@@ -16,7 +16,7 @@ from pipeline.engine.model.tokenizer import ChatTokenizer
 from pipeline.prepare.prepare import prepare, resolve
 from pipeline.records import Decode, Document, Generation, Origin, Request, Step
 from pipeline.tasks import Task
-from pipeline.tasks.driver import Flight
+from pipeline.tasks.driver import TaskDriver
 from tests.sources.reading import read
 from tests.sources.test_corpora import MESSY
 
@@ -98,21 +98,21 @@ def hostile(tokenizer: ChatTokenizer) -> Iterator[Document]:
 
 def requests_of(task: Task, document: Document, reply: Generation) -> Iterator[tuple[Step, Request]]:
     """Every question of a document with the request that the worker would get, each answered by ``reply``."""
-    flight = Flight(per_work=1000)
-    flight.begin(task, document, 1, {})
-    while requests := flight.requests():
+    driver = TaskDriver(per_work=1000)
+    driver.begin(task, document, 1, {})
+    while requests := driver.requests():
         answers = []
         for request in requests:
-            (work_id, index) = flight._asked[request.request_id]
-            yield flight._works[work_id].steps[index], request
+            (work_id, index) = driver._asked[request.request_id]
+            yield driver._works[work_id].steps[index], request
             scores = (
                 ()
                 if isinstance(request.ask, Decode)
                 else tuple(-1.0 - number for number in range(len(request.ask.continuations)))
             )
             answers.append(Generation(request.request_id, () if scores else reply.token_ids, scores))
-        flight.receive(answers)
-    outcome = flight.landed()[0]
+        driver.receive(answers)
+    outcome = driver.landed()[0]
     assert outcome.state == "done", outcome.failure
 
 

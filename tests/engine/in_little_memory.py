@@ -16,13 +16,13 @@ import torch
 from pipeline.config import parse_config
 from pipeline.engine.kv.disk_layer import DiskLayer
 from pipeline.engine.model.loading import load_model
-from pipeline.engine.static.engine import ModelEngine
+from pipeline.engine.static.engine import StaticEngine
 from pipeline.records import Decode, Plan, Request
 
 PLAN = Plan("float32", "none", "device", "instructions_first", 8192, 1, 8192, 128, 46080)
 
 
-def answer(engine: ModelEngine, number: int, tokens: int, new_tokens: int) -> list[int]:
+def answer(engine: StaticEngine, number: int, tokens: int, new_tokens: int) -> list[int]:
     ids = tuple(3 + (7 * place * place + 11 * place) % 40_000 for place in range(tokens))
     engine.admit([Request(number, ids, Decode(new_tokens, loops_end=False))])
     while not engine.idle:
@@ -44,7 +44,7 @@ def main(folder: str, model: str, placement: str, tokens: str, new_tokens: str) 
     torch.set_num_threads(1)
     DiskLayer.folder = Path(folder)
     loaded = load_model(config.model, "float32", Path(folder), lambda _: None)
-    engine = ModelEngine(
+    engine = StaticEngine(
         loaded.model, dataclasses.replace(PLAN, placement=cast("Any", placement)), end_ids=(), pad_id=0
     )
     answer(engine, 0, 300, 3)  # what is allocated on first use belongs to the loaded process

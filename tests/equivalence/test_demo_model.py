@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
-from pipeline.engine.static.engine import ModelEngine
+from pipeline.engine.static.engine import StaticEngine
 from pipeline.records import Decode, Generation, Plan, Request, Score
 from tests.equivalence.equality import assert_equal_texts, reference_scores, reference_text
 
@@ -93,7 +93,7 @@ def demo(request: pytest.FixtureRequest, demo_model_folder: Path) -> Any:
 def run(
     model: Any, plan: Plan, prompts: list[tuple[int, ...]], ask: Decode | Score, end_ids: tuple[int, ...]
 ) -> list[Generation]:
-    engine = ModelEngine(model, plan, end_ids=end_ids, pad_id=end_ids[0])
+    engine = StaticEngine(model, plan, end_ids=end_ids, pad_id=end_ids[0])
     engine.admit([Request(index, prompt, ask) for index, prompt in enumerate(prompts)])
     done: list[Generation] = []
     while not engine.idle:

@@ -13,7 +13,7 @@ import torch
 
 from pipeline.engine.kv.cache import needs_equal_lengths
 from pipeline.engine.model.forward import Forward
-from pipeline.engine.static.engine import ModelEngine
+from pipeline.engine.static.engine import StaticEngine
 from pipeline.records import Decode, Generation, Plan, Request, Score
 from tests.equivalence.equality import (
     NotEqual,
@@ -56,7 +56,7 @@ def made(family: str) -> tuple[Any, list[Reference], list[list[float]]]:
 
 
 def run(model: Any, plan: Plan, ask: Decode | Score, lengths: tuple[int, ...] = LENGTHS) -> list[Generation]:
-    engine = ModelEngine(model, plan, end_ids=END_IDS, pad_id=0)
+    engine = StaticEngine(model, plan, end_ids=END_IDS, pad_id=0)
     engine.admit([Request(index, prompt, ask) for index, prompt in enumerate(prompts(lengths))])
     done: list[Generation] = []
     while not engine.idle:

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.engine.packed.engine import ContinuousEngine
+from pipeline.engine.packed.engine import PackedEngine
 from pipeline.engine.packed.support import sliding_window, unsupported
-from pipeline.engine.static.engine import ModelEngine
+from pipeline.engine.static.engine import StaticEngine
 from pipeline.records import Decode, Generation, Plan, Request, Score
 from tests.equivalence.equality import (
     assert_equal_texts,
@@ -45,7 +45,7 @@ families = pytest.mark.parametrize(
 )
 
 
-class Watched(ModelEngine):
+class Watched(StaticEngine):
     """The static engine, counting what is handed over to it."""
 
     handed = 0
@@ -59,7 +59,7 @@ def run(
     model: Any, plan: Plan, requests: list[Request], window: int | None = None
 ) -> tuple[list[Generation], int]:
     static = Watched(model, plan, end_ids=END_IDS, pad_id=0)
-    engine = ContinuousEngine(model, plan, end_ids=END_IDS, static=static, window=window)
+    engine = PackedEngine(model, plan, end_ids=END_IDS, static=static, window=window)
     engine.admit(requests[:5])
     done: list[Generation] = []
     late = requests[5:]
@@ -143,8 +143,8 @@ def test_same_scores(
 
 def test_a_shared_prefix_is_read_once_and_never_changed() -> None:
     model = tiny_model("llama (GQA)")
-    static = ModelEngine(model, PLAN, end_ids=END_IDS, pad_id=0)
-    engine = ContinuousEngine(model, PLAN, end_ids=END_IDS, static=static, window=None)
+    static = StaticEngine(model, PLAN, end_ids=END_IDS, pad_id=0)
+    engine = PackedEngine(model, PLAN, end_ids=END_IDS, static=static, window=None)
     engine.admit([Request(i, prompt, Decode(8), 20) for i, prompt in enumerate(shared_prompts(20))])
     engine.step()
     (prefix,) = engine._prefixes.values()
@@ -205,7 +205,7 @@ def test_rows_come_go_and_are_released_at_any_time() -> None:
     shared = prompts((40,))[0]
     requests = [_any_request(chance, number, shared) for number in range(1, 41)]
     static = Watched(model, PLAN, end_ids=END_IDS, pad_id=0)
-    engine = ContinuousEngine(
+    engine = PackedEngine(
         model,
         dataclasses.replace(PLAN, max_batch_rows=6, batch_tokens=3000),
         end_ids=END_IDS,

@@ -17,11 +17,11 @@ import torch
 
 from pipeline.config import StoreConfig
 from pipeline.engine.packed.attention import IMPLEMENTATION, Prefix
-from pipeline.engine.packed.engine import ContinuousEngine
+from pipeline.engine.packed.engine import PackedEngine
 from pipeline.engine.packed.prefix_cache import _ranges
 from pipeline.engine.packed.support import sliding_window, unsupported
-from pipeline.engine.reuse.prefix_store import Reuse
-from pipeline.engine.reuse.store_session import Shelf
+from pipeline.engine.reuse.prefix_store import PrefixStore
+from pipeline.engine.reuse.store_session import StoreSession
 from pipeline.records import Decode, Generation, Plan, Request, Score
 from pipeline.stores.kv.admin import ls, prune
 from pipeline.stores.kv.files import used_bytes
@@ -40,15 +40,15 @@ NEW_TOKENS = 20
 
 
 @contextmanager
-def shelf_in(folder: Path, documents: str = "always", **settings: Any) -> Iterator[Shelf]:
+def shelf_in(folder: Path, documents: str = "always", **settings: Any) -> Iterator[StoreSession]:
     config = StoreConfig.model_validate({"documents": documents, "keep_free": 0, **settings})
-    shelf = Shelf(
+    session = StoreSession(
         KvStore(folder, quota_bytes=config.quota, storage_format=config.format, free_floor_bytes=0), config
     )
     try:
-        yield shelf
+        yield session
     finally:
-        shelf.close()
+        session.close()
 
 
 def asked(
@@ -67,18 +67,26 @@ def asked(
 
 
 def answers(
-    model: Any, shelf: Shelf | None, requests: Sequence[Request], name: str = "llama", plan: Plan = PLAN
+    model: Any,
+    session: StoreSession | None,
+    requests: Sequence[Request],
+    name: str = "llama",
+    plan: Plan = PLAN,
 ) -> list[Generation]:
-    reuse = Reuse(shelf, {"model": name, "attention": IMPLEMENTATION}) if shelf else None
+    reuse = PrefixStore(session, {"model": name, "attention": IMPLEMENTATION}) if session else None
     static = Watched(model, plan, end_ids=END_IDS, pad_id=0)
-    engine = ContinuousEngine(
+    engine = PackedEngine(
         model, plan, end_ids=END_IDS, static=static, window=sliding_window(model.config), reuse=reuse
     )
-    return answers_of(engine, model, static, shelf, requests)
+    return answers_of(engine, model, static, session, requests)
 
 
 def answers_of(
-    engine: ContinuousEngine, model: Any, static: Watched, shelf: Shelf | None, requests: Sequence[Request]
+    engine: PackedEngine,
+    model: Any,
+    static: Watched,
+    session: StoreSession | None,
+    requests: Sequence[Request],
 ) -> list[Generation]:
     engine.admit(requests)
     done: list[Generation] = []
@@ -89,8 +97,8 @@ def answers_of(
     assert not static.handed
     assert not engine._documents._held
     assert not engine._documents.columns
-    if shelf:
-        shelf.writer.flush()
+    if session:
+        session.writer.flush()
     return sorted(done, key=lambda generation: generation.request_id)
 
 
@@ -117,28 +125,28 @@ def test_a_second_task_in_another_process_loads_what_the_first_has_read(family: 
         asked(1, 10, Score(CONTINUATIONS)),
         asked(2, 20, Decode(NEW_TOKENS)),
     )
-    with shelf_in(tmp_path) as shelf:
-        check_scores(model, first, answers(model, shelf, first))
-        assert shelf.tally.loaded == 0
-        assert shelf.store.counters.stored == len(DOCUMENTS)
-    with shelf_in(tmp_path) as shelf:
-        check_scores(model, second, answers(model, shelf, second))
-        assert (shelf.tally.loaded, shelf.tally.computed_tokens) == (len(DOCUMENTS), 0)
-        check_texts(model, third, answers(model, shelf, third))
-        assert (shelf.tally.loaded, shelf.tally.computed_tokens) == (2 * len(DOCUMENTS), 0)
-        assert shelf.store.counters.stored == 0
+    with shelf_in(tmp_path) as session:
+        check_scores(model, first, answers(model, session, first))
+        assert session.tally.loaded == 0
+        assert session.store.counters.stored == len(DOCUMENTS)
+    with shelf_in(tmp_path) as session:
+        check_scores(model, second, answers(model, session, second))
+        assert (session.tally.loaded, session.tally.computed_tokens) == (len(DOCUMENTS), 0)
+        check_texts(model, third, answers(model, session, third))
+        assert (session.tally.loaded, session.tally.computed_tokens) == (2 * len(DOCUMENTS), 0)
+        assert session.store.counters.stored == 0
 
 
 def test_batches_mix_documents_that_are_there_and_documents_that_are_not(tmp_path: Path) -> None:
     model = tiny_model("llama (GQA)")
-    with shelf_in(tmp_path) as shelf:
-        answers(model, shelf, asked(0, 0, Score(CONTINUATIONS), DOCUMENTS[:2]))
+    with shelf_in(tmp_path) as session:
+        answers(model, session, asked(0, 0, Score(CONTINUATIONS), DOCUMENTS[:2]))
         mixed = [*asked(1, 10, Decode(NEW_TOKENS)), *asked(2, 20, Decode(NEW_TOKENS))]
-        done = answers(model, shelf, mixed)
+        done = answers(model, session, mixed)
         check_texts(model, mixed, done)
         assert max(generation.batch_rows for generation in done) > 1
-        assert shelf.tally.loaded == 2
-        assert shelf.tally.shared == len(DOCUMENTS)
+        assert session.tally.loaded == 2
+        assert session.tally.shared == len(DOCUMENTS)
 
 
 def test_several_questions_share_a_document_in_memory_without_a_store() -> None:
@@ -152,28 +160,28 @@ def test_several_questions_share_a_document_in_memory_without_a_store() -> None:
 def test_only_what_this_run_will_ask_again_is_stored(tmp_path: Path) -> None:
     model = tiny_model("llama (GQA)")
     long = prompts((300, 310), seed=6)
-    with shelf_in(tmp_path, "auto") as shelf:
-        answers(model, shelf, asked(0, 0, Score(CONTINUATIONS), long))
-        assert shelf.store.counters.stored == 0
-        answers(model, shelf, asked(0, 0, Score(CONTINUATIONS), long, awaited=1))
-        assert shelf.store.counters.stored == 2
-    with shelf_in(tmp_path, "never") as shelf:
-        answers(model, shelf, asked(0, 0, Score(CONTINUATIONS), prompts((300,), seed=7), awaited=1))
-        assert shelf.store.counters.stored == 0
+    with shelf_in(tmp_path, "auto") as session:
+        answers(model, session, asked(0, 0, Score(CONTINUATIONS), long))
+        assert session.store.counters.stored == 0
+        answers(model, session, asked(0, 0, Score(CONTINUATIONS), long, awaited=1))
+        assert session.store.counters.stored == 2
+    with shelf_in(tmp_path, "never") as session:
+        answers(model, session, asked(0, 0, Score(CONTINUATIONS), prompts((300,), seed=7), awaited=1))
+        assert session.store.counters.stored == 0
 
 
 def test_another_models_cache_is_never_taken(tmp_path: Path) -> None:
     model, other = tiny_model("llama (GQA)"), tiny_model("llama (GQA)", seed=1)
     requests = asked(0, 0, Score(CONTINUATIONS))
-    with shelf_in(tmp_path) as shelf:
-        answers(model, shelf, requests, "one")
-        check_scores(other, requests, answers(other, shelf, requests, "other"))
-        assert shelf.tally.loaded == 0
+    with shelf_in(tmp_path) as session:
+        answers(model, session, requests, "one")
+        check_scores(other, requests, answers(other, session, requests, "other"))
+        assert session.tally.loaded == 0
         with pytest.raises(
             AssertionError
         ):  # negative control: under one name the wrong numbers would be seen
-            check_scores(other, requests, answers(other, shelf, asked(0, 30, Score(CONTINUATIONS)), "one"))
-        assert shelf.tally.loaded == len(DOCUMENTS)
+            check_scores(other, requests, answers(other, session, asked(0, 30, Score(CONTINUATIONS)), "one"))
+        assert session.tally.loaded == len(DOCUMENTS)
 
 
 def test_instructions_are_read_once_for_all_starts(tmp_path: Path) -> None:
@@ -184,19 +192,19 @@ def test_instructions_are_read_once_for_all_starts(tmp_path: Path) -> None:
         for number, own in enumerate(DOCUMENTS)
     ]
     for start in range(2):
-        with shelf_in(tmp_path, "never") as shelf:
-            check_scores(model, requests, answers(model, shelf, requests))
-            assert (shelf.store.counters.stored, shelf.tally.loaded) == ((1, 0), (0, 1))[start]
+        with shelf_in(tmp_path, "never") as session:
+            check_scores(model, requests, answers(model, session, requests))
+            assert (session.store.counters.stored, session.tally.loaded) == ((1, 0), (0, 1))[start]
 
 
 def test_a_disk_that_is_slower_than_computing_is_left_alone(tmp_path: Path) -> None:
     model = tiny_model("llama (GQA)")
     requests = asked(0, 0, Score(CONTINUATIONS))
-    with shelf_in(tmp_path) as shelf:
-        answers(model, shelf, requests)
-        shelf.store.speeds.read(1 << 20, 1e6)
-        check_scores(model, requests, answers(model, shelf, requests))
-        assert (shelf.tally.loaded, shelf.tally.recomputed) == (0, len(DOCUMENTS))
+    with shelf_in(tmp_path) as session:
+        answers(model, session, requests)
+        session.store.speeds.read(1 << 20, 1e6)
+        check_scores(model, requests, answers(model, session, requests))
+        assert (session.tally.loaded, session.tally.recomputed) == (0, len(DOCUMENTS))
 
 
 @pytest.mark.parametrize("at", [0.1, 0.5, 0.9])
@@ -209,51 +217,51 @@ def test_a_long_document_goes_on_where_it_was(tmp_path: Path, at: float) -> None
     (request,) = asked(0, 0, Decode(NEW_TOKENS), prompts((400,), seed=9))
     steps = 0
 
-    def engine_on(shelf: Shelf) -> tuple[ContinuousEngine, Watched]:
-        shelf.computed(1000, 1000.0)  # a slow model: everything is long
+    def engine_on(session: StoreSession) -> tuple[PackedEngine, Watched]:
+        session.computed(1000, 1000.0)  # a slow model: everything is long
         reuse, static = (
-            Reuse(shelf, {"model": "llama", "attention": IMPLEMENTATION}),
+            PrefixStore(session, {"model": "llama", "attention": IMPLEMENTATION}),
             Watched(model, plan, end_ids=(), pad_id=0),
         )
-        return ContinuousEngine(model, plan, end_ids=(), static=static, window=None, reuse=reuse), static
+        return PackedEngine(model, plan, end_ids=(), static=static, window=None, reuse=reuse), static
 
-    with shelf_in(tmp_path, "auto", checkpoint_seconds=1e-6) as shelf:
-        engine, _ = engine_on(shelf)
+    with shelf_in(tmp_path, "auto", checkpoint_seconds=1e-6) as session:
+        engine, _ = engine_on(session)
         engine.admit([request])
         while steps < at * NEW_TOKENS:
             engine.step()
-            shelf.writer.flush()
+            session.writer.flush()
             steps += 1
-    with shelf_in(tmp_path, "auto", checkpoint_seconds=1e-6) as shelf:
-        engine, static = engine_on(shelf)
-        done = answers_of(engine, model, static, shelf, [request])
+    with shelf_in(tmp_path, "auto", checkpoint_seconds=1e-6) as session:
+        engine, static = engine_on(session)
+        done = answers_of(engine, model, static, session, [request])
         check_texts(model, [request], done, ())
-        assert shelf.tally.resumed == 1
-        assert shelf.tally.computed_tokens == 1000  # nothing of the document was read again
-        assert shelf.tally.resumed_text_tokens == steps
+        assert session.tally.resumed == 1
+        assert session.tally.computed_tokens == 1000  # nothing of the document was read again
+        assert session.tally.resumed_text_tokens == steps
     assert used_bytes(tmp_path) < 100_000  # and nothing of it is left
 
 
-def slow_engine(model: Any, shelf: Shelf) -> tuple[ContinuousEngine, Watched]:
+def slow_engine(model: Any, session: StoreSession) -> tuple[PackedEngine, Watched]:
     """For which every document is long, read in passes of 32 tokens."""
-    shelf.computed(1000, 1000.0)
+    session.computed(1000, 1000.0)
     plan = dataclasses.replace(PLAN, prefill_chunk_tokens=32)
     reuse, static = (
-        Reuse(shelf, {"model": "llama", "attention": IMPLEMENTATION}),
+        PrefixStore(session, {"model": "llama", "attention": IMPLEMENTATION}),
         Watched(model, plan, end_ids=(), pad_id=0),
     )
-    return ContinuousEngine(model, plan, end_ids=(), static=static, window=None, reuse=reuse), static
+    return PackedEngine(model, plan, end_ids=(), static=static, window=None, reuse=reuse), static
 
 
 def test_an_answer_that_a_crash_kept_from_being_recorded_is_soon_there_again(tmp_path: Path) -> None:
     model = tiny_model("llama (GQA)")
     (request,) = asked(0, 0, Decode(NEW_TOKENS), prompts((400,), seed=9))
-    with shelf_in(tmp_path, "auto", checkpoint_seconds=1e-6) as shelf:
-        engine, static = slow_engine(model, shelf)
+    with shelf_in(tmp_path, "auto", checkpoint_seconds=1e-6) as session:
+        engine, static = slow_engine(model, session)
         engine.admit([request])
         while not engine.idle:
             engine.step()
-            shelf.writer.flush()
+            session.writer.flush()
         with shelf_in(
             tmp_path, "auto", checkpoint_seconds=1e-6
         ) as after:  # the first one was never told that all is recorded
@@ -272,17 +280,17 @@ def test_a_document_that_begins_like_an_unfinished_one(tmp_path: Path) -> None:
     shared, (first, second) = prompts((80,), seed=8)[0], prompts((300, 290), seed=9)
     one = Request(0, (*shared, *first, 5), Decode(NEW_TOKENS), len(shared), len(first))
     other = Request(1, (*shared, *second, 5), Score(CONTINUATIONS), len(shared), len(second))
-    with shelf_in(tmp_path, checkpoint_seconds=1e-6) as shelf:
-        engine, _ = slow_engine(model, shelf)
+    with shelf_in(tmp_path, checkpoint_seconds=1e-6) as session:
+        engine, _ = slow_engine(model, session)
         engine.admit([one])
         engine.step()  # read and saved; its text is never written to its end
-        shelf.writer.flush()
+        session.writer.flush()
         assert "checkpoint" in {entry.kind for entry in ls(tmp_path).entries}
     for start in range(2):
-        with shelf_in(tmp_path, checkpoint_seconds=1e-6) as shelf:
-            engine, static = slow_engine(model, shelf)
-            check_scores(model, [other], answers_of(engine, model, static, shelf, [other]))
-            assert (shelf.tally.loaded, shelf.tally.resumed, shelf.store.counters.declined["gap"]) == (
+        with shelf_in(tmp_path, checkpoint_seconds=1e-6) as session:
+            engine, static = slow_engine(model, session)
+            check_scores(model, [other], answers_of(engine, model, static, session, [other]))
+            assert (session.tally.loaded, session.tally.resumed, session.store.counters.declined["gap"]) == (
                 start,
                 0,
                 0,
@@ -300,19 +308,19 @@ def test_saving_goes_on_after_a_checkpoint_was_lost(tmp_path: Path) -> None:
 
         def pulse(self) -> None:
             self.passes += 1
-            shelf.writer.flush()
+            session.writer.flush()
             if self.passes == 4:
                 assert prune(tmp_path).entries
 
-    with shelf_in(tmp_path, "auto", checkpoint_seconds=1e-6) as shelf:
-        engine, _ = slow_engine(model, shelf)
+    with shelf_in(tmp_path, "auto", checkpoint_seconds=1e-6) as session:
+        engine, _ = slow_engine(model, session)
         engine.listener = Thief()
         engine.admit([request])
         engine.step()
-    with shelf_in(tmp_path, "auto") as shelf:
-        engine, static = slow_engine(model, shelf)
-        check_texts(model, [request], answers_of(engine, model, static, shelf, [request]), ())
-        assert (shelf.tally.resumed, shelf.tally.computed_tokens) == (1, 1000)
+    with shelf_in(tmp_path, "auto") as session:
+        engine, static = slow_engine(model, session)
+        check_texts(model, [request], answers_of(engine, model, static, session, [request]), ())
+        assert (session.tally.resumed, session.tally.computed_tokens) == (1, 1000)
 
 
 def test_a_checkpoint_that_waits_keeps_no_more_in_memory_than_it_is_large() -> None:
@@ -339,43 +347,43 @@ def test_damage_costs_time_and_no_answer(harm: Any, tmp_path: Path) -> None:
     model, chance = tiny_model("llama (GQA)"), random.Random(7)
     requests = asked(0, 0, Score(CONTINUATIONS), DOCUMENTS[:1])
     for _ in range(10):
-        with shelf_in(tmp_path) as shelf:
-            answers(model, shelf, requests)
+        with shelf_in(tmp_path) as session:
+            answers(model, session, requests)
         harmed = chance.choice(sorted((tmp_path / "v1" / "entries").rglob("*.*")))
         harm(harmed, chance)
-        with shelf_in(tmp_path) as shelf:
-            check_scores(model, requests, answers(model, shelf, requests))
-            assert shelf.tally.loaded == 0
-            assert sum(shelf.store.counters.warnings.values()) >= 1
-            assert shelf.store.counters.stored == 1  # whole again
+        with shelf_in(tmp_path) as session:
+            check_scores(model, requests, answers(model, session, requests))
+            assert session.tally.loaded == 0
+            assert sum(session.store.counters.warnings.values()) >= 1
+            assert session.store.counters.stored == 1  # whole again
 
 
 def test_a_foreign_models_file_under_the_right_name(tmp_path: Path) -> None:
     model, other = tiny_model("llama (GQA)"), tiny_model("llama (GQA)", seed=1)
     requests = asked(0, 0, Score(CONTINUATIONS), DOCUMENTS[:1])
     for name, one in (("ours", model), ("theirs", other)):
-        with shelf_in(tmp_path / name) as shelf:
-            answers(one, shelf, requests, name)
+        with shelf_in(tmp_path / name) as session:
+            answers(one, session, requests, name)
     (ours,), (theirs,) = (list((tmp_path / name / "v1" / "entries").iterdir()) for name in ("ours", "theirs"))
     (tensors,) = theirs.glob("*.safetensors")
     shutil.copy(tensors, ours / tensors.name)
-    with shelf_in(tmp_path / "ours") as shelf:
-        check_scores(model, requests, answers(model, shelf, requests, "ours"))
-        assert shelf.tally.loaded == 0
-        assert shelf.store.counters.warnings["damaged"] == 1
+    with shelf_in(tmp_path / "ours") as session:
+        check_scores(model, requests, answers(model, session, requests, "ours"))
+        assert session.tally.loaded == 0
+        assert session.store.counters.warnings["damaged"] == 1
 
 
 def test_a_quota_cut_in_half_between_runs_holds(tmp_path: Path) -> None:
     model = tiny_model("llama (GQA)")
     requests = asked(0, 0, Score(CONTINUATIONS))
-    with shelf_in(tmp_path) as shelf:
-        answers(model, shelf, requests)
-        used = shelf.store.used_bytes()
-    with shelf_in(tmp_path, quota=used // 2) as shelf:
-        assert shelf.store.used_bytes() <= used // 2
-        check_scores(model, requests, answers(model, shelf, requests))
-        assert shelf.store.used_bytes() <= used // 2
-        assert 0 < shelf.tally.loaded < len(DOCUMENTS)
+    with shelf_in(tmp_path) as session:
+        answers(model, session, requests)
+        used = session.store.used_bytes()
+    with shelf_in(tmp_path, quota=used // 2) as session:
+        assert session.store.used_bytes() <= used // 2
+        check_scores(model, requests, answers(model, session, requests))
+        assert session.store.used_bytes() <= used // 2
+        assert 0 < session.tally.loaded < len(DOCUMENTS)
 
 
 def test_two_processes_on_one_store(tmp_path: Path) -> None:
@@ -392,8 +400,8 @@ def test_documents_from_the_store_stay_within_the_memory_of_the_plan(tmp_path: P
     model = tiny_model("llama (GQA)")
     plan = dataclasses.replace(PLAN, max_batch_rows=16, batch_tokens=1200)
     requests = asked(0, 0, Score(CONTINUATIONS), prompts((250,) * 12, seed=11))
-    with shelf_in(tmp_path) as shelf:
-        answers(model, shelf, requests)
+    with shelf_in(tmp_path) as session:
+        answers(model, session, requests)
     held: list[int] = []
 
     class Watch:
@@ -405,13 +413,13 @@ def test_documents_from_the_store_stay_within_the_memory_of_the_plan(tmp_path: P
                 + sum(guest.row.storage.capacity for guest in engine._guests if guest.row.storage)
             )
 
-    with shelf_in(tmp_path) as shelf:
+    with shelf_in(tmp_path) as session:
         reuse, static = (
-            Reuse(shelf, {"model": "llama", "attention": IMPLEMENTATION}),
+            PrefixStore(session, {"model": "llama", "attention": IMPLEMENTATION}),
             Watched(model, plan, end_ids=(), pad_id=0),
         )
-        engine = ContinuousEngine(model, plan, end_ids=(), static=static, window=None, reuse=reuse)
+        engine = PackedEngine(model, plan, end_ids=(), static=static, window=None, reuse=reuse)
         engine.listener = Watch()
-        check_scores(model, requests, answers_of(engine, model, static, shelf, requests))
-        assert shelf.tally.loaded == len(requests)
+        check_scores(model, requests, answers_of(engine, model, static, session, requests))
+        assert session.tally.loaded == len(requests)
     assert 250 < max(held) <= 1200

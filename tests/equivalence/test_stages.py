@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from pipeline.engine.model.forward import Forward
-from pipeline.engine.reuse.prefix_store import Reuse
-from pipeline.engine.reuse.store_session import Shelf
-from pipeline.engine.static.engine import ModelEngine
-from pipeline.engine.static.staged_prefill import Stages, _Cached, not_reusable
+from pipeline.engine.reuse.prefix_store import PrefixStore
+from pipeline.engine.reuse.store_session import StoreSession
+from pipeline.engine.static.engine import StaticEngine
+from pipeline.engine.static.staged_prefill import StagedPrefill, _Cached, not_reusable
 from pipeline.records import Decode, Generation, Request, Score
 from pipeline.stores.kv.admin import ls
 from pipeline.stores.kv.files import used_bytes
@@ -41,15 +41,15 @@ families = pytest.mark.parametrize(
 )
 
 
-def answers(model: Any, shelf: Shelf, requests: list[Request], **plan: Any) -> list[Generation]:
+def answers(model: Any, session: StoreSession, requests: list[Request], **plan: Any) -> list[Generation]:
     made = dataclasses.replace(PLAN, max_batch_rows=8, **plan)
-    engine = ModelEngine(model, made, end_ids=END_IDS, pad_id=0)
-    engine.stages = Stages(Forward(model), Reuse(shelf, {"model": "tiny"}), 400)
+    engine = StaticEngine(model, made, end_ids=END_IDS, pad_id=0)
+    engine.stages = StagedPrefill(Forward(model), PrefixStore(session, {"model": "tiny"}), 400)
     engine.admit(requests)
     done: list[Generation] = []
     while not engine.idle:
         done += engine.step()
-    shelf.writer.flush()
+    session.writer.flush()
     assert [generation.error for generation in done] == [None] * len(requests)
     return sorted(done, key=lambda generation: generation.request_id)
 
@@ -65,13 +65,13 @@ def test_answers_from_stored_caches(family: str, placement: str, tmp_path: Path)
     """Documents of 70 to 250 tokens: far past the windows of 16."""
     model = tiny_model(family)
     texts, scores = asked(0, 0, Decode(NEW_TOKENS)), asked(1, 10, Score(CONTINUATIONS))
-    with shelf_in(tmp_path) as shelf:
-        first = answers(model, shelf, texts, placement=placement)
-        assert shelf.store.counters.stored == len(DOCUMENTS)
-    with shelf_in(tmp_path) as shelf:
-        second = answers(model, shelf, texts, placement=placement)
-        scored = answers(model, shelf, scores, placement=placement)
-        assert (shelf.tally.loaded, shelf.tally.computed_tokens) == (2 * len(DOCUMENTS), 0)
+    with shelf_in(tmp_path) as session:
+        first = answers(model, session, texts, placement=placement)
+        assert session.store.counters.stored == len(DOCUMENTS)
+    with shelf_in(tmp_path) as session:
+        second = answers(model, session, texts, placement=placement)
+        scored = answers(model, session, scores, placement=placement)
+        assert (session.tally.loaded, session.tally.computed_tokens) == (2 * len(DOCUMENTS), 0)
     expected = [reference_text(model, request.ids, END_IDS, NEW_TOKENS) for request in texts]
     for done in (first, second):
         assert assert_equal_texts(expected, [generation.token_ids for generation in done]) <= 1
@@ -85,11 +85,11 @@ def test_answers_from_stored_caches(family: str, placement: str, tmp_path: Path)
 def test_rows_from_the_disk_and_rows_just_read_in_one_batch(tmp_path: Path) -> None:
     model = tiny_model("mistral (sliding window)")
     texts = asked(0, 0, Decode(NEW_TOKENS), prompts((90, 95, 100), seed=4))
-    with shelf_in(tmp_path) as shelf:
-        answers(model, shelf, texts[:1])
-    with shelf_in(tmp_path) as shelf:
-        done = answers(model, shelf, [*texts, *asked(1, 10, Decode(NEW_TOKENS), prompts((60,), seed=5))])
-        assert shelf.tally.loaded == 1
+    with shelf_in(tmp_path) as session:
+        answers(model, session, texts[:1])
+    with shelf_in(tmp_path) as session:
+        done = answers(model, session, [*texts, *asked(1, 10, Decode(NEW_TOKENS), prompts((60,), seed=5))])
+        assert session.tally.loaded == 1
     assert max(generation.batch_rows for generation in done) > 2
     expected = [reference_text(model, request.ids, END_IDS, NEW_TOKENS) for request in texts]
     assert assert_equal_texts(expected, [generation.token_ids for generation in done[:3]]) <= 1
@@ -98,17 +98,17 @@ def test_rows_from_the_disk_and_rows_just_read_in_one_batch(tmp_path: Path) -> N
 def test_what_was_loaded_is_not_in_memory_twice(tmp_path: Path) -> None:
     model = tiny_model("llama (GQA)")
     texts = asked(0, 0, Decode(NEW_TOKENS))
-    with shelf_in(tmp_path) as shelf:
-        answers(model, shelf, texts)
-    with shelf_in(tmp_path) as shelf:
-        engine = ModelEngine(model, dataclasses.replace(PLAN, max_batch_rows=8), end_ids=(), pad_id=0)
-        engine.stages = Stages(engine._forward, Reuse(shelf, {"model": "tiny"}), 0)
+    with shelf_in(tmp_path) as session:
+        answers(model, session, texts)
+    with shelf_in(tmp_path) as session:
+        engine = StaticEngine(model, dataclasses.replace(PLAN, max_batch_rows=8), end_ids=(), pad_id=0)
+        engine.stages = StagedPrefill(engine._forward, PrefixStore(session, {"model": "tiny"}), 0)
         held: list[int] = []
         engine._forward.after_pass = lambda: held.append(
             sum(type(one) is _Cached for one in gc.get_objects())
         )
         engine.stages.replies(texts, (), engine._settings)
-        assert shelf.tally.loaded == len(texts)
+        assert session.tally.loaded == len(texts)
         assert (max(held), held[-1]) == (len(texts), 0)
 
 
@@ -119,18 +119,18 @@ class Cut(Exception):
 def cut_off(model: Any, request: Request, folder: Path, *, after_passes: int) -> None:
     """Answer ``request`` in passes of 64 tokens, saving after each, and stop in the middle."""
     passes = itertools.count(1)
-    with shelf_in(folder, "auto", checkpoint_seconds=1e-6) as shelf:
-        shelf.computed(1000, 1000.0)
+    with shelf_in(folder, "auto", checkpoint_seconds=1e-6) as session:
+        session.computed(1000, 1000.0)
 
         def cut() -> None:
-            shelf.writer.flush()
+            session.writer.flush()
             if next(passes) == after_passes:
                 raise Cut
 
-        engine = ModelEngine(
+        engine = StaticEngine(
             model, dataclasses.replace(PLAN, prefill_chunk_tokens=64), end_ids=END_IDS, pad_id=0
         )
-        engine.stages = Stages(engine._forward, Reuse(shelf, {"model": "tiny"}), 400)
+        engine.stages = StagedPrefill(engine._forward, PrefixStore(session, {"model": "tiny"}), 400)
         engine._forward.after_pass = cut
         with pytest.raises(Cut), torch.inference_mode():
             engine.stages.replies([request], END_IDS, engine._settings)
@@ -141,11 +141,11 @@ def test_reading_goes_on_from_a_checkpoint(family: str, tmp_path: Path) -> None:
     model = tiny_model(family)
     (request,) = asked(0, 0, Score(CONTINUATIONS), prompts((300,), seed=9))
     cut_off(model, request, tmp_path, after_passes=4)
-    with shelf_in(tmp_path, "auto", checkpoint_seconds=1e-6) as shelf:
-        shelf.computed(1000, 1000.0)
-        (found,) = answers(model, shelf, [request], prefill_chunk_tokens=64)
-        assert shelf.tally.resumed == 1
-        assert shelf.tally.loaded_tokens >= 128
+    with shelf_in(tmp_path, "auto", checkpoint_seconds=1e-6) as session:
+        session.computed(1000, 1000.0)
+        (found,) = answers(model, session, [request], prefill_chunk_tokens=64)
+        assert session.tally.resumed == 1
+        assert session.tally.loaded_tokens >= 128
     assert used_bytes(tmp_path) < 100_000
     wanted = torch.tensor(reference_scores(model, request.ids, CONTINUATIONS))
     torch.testing.assert_close(torch.tensor(found.scores), wanted, atol=1e-3, rtol=1e-5)
@@ -157,10 +157,10 @@ def test_a_crash_in_the_text_does_not_cost_the_document(family: str, tmp_path: P
     (request,) = asked(0, 0, Decode(NEW_TOKENS), prompts((300,), seed=9))
     document_passes = -(-request.document_end // 64)
     cut_off(model, request, tmp_path, after_passes=document_passes + 5)
-    with shelf_in(tmp_path, "auto", checkpoint_seconds=1e-6) as shelf:
-        shelf.computed(1000, 1000.0)
-        (found,) = answers(model, shelf, [request], prefill_chunk_tokens=64)
-        assert (shelf.tally.resumed, shelf.tally.computed_tokens) == (1, 1000)
+    with shelf_in(tmp_path, "auto", checkpoint_seconds=1e-6) as session:
+        session.computed(1000, 1000.0)
+        (found,) = answers(model, session, [request], prefill_chunk_tokens=64)
+        assert (session.tally.resumed, session.tally.computed_tokens) == (1, 1000)
     assert not ls(tmp_path).entries
     assert (
         assert_equal_texts([reference_text(model, request.ids, END_IDS, NEW_TOKENS)], [found.token_ids]) <= 1

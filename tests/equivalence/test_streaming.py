@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from pipeline.engine.model.precision import quantization_config
 from pipeline.engine.select import open_decoder
-from pipeline.engine.static.engine import ModelEngine
+from pipeline.engine.static.engine import StaticEngine
 from pipeline.records import Decode, Plan, Request, Score
 from tests.engine.streaming.opened import answers, engine_on, opened
 from tests.equivalence.equality import assert_equal_texts
@@ -59,8 +59,8 @@ def test_same_texts_and_scores(family: str, tmp_path: Path) -> None:
     torch.testing.assert_close(
         found, torch.tensor(scores), atol=1e-3 if family in RECURRENT else 1e-4, rtol=0
     )
-    assert loaded.gates.weights.files.read_bytes > 0
-    assert loaded.gates.weights.tiers.bytes_in("disk") > 0.5 * loaded.placement.needed_bytes
+    assert loaded.hooks.weights.files.read_bytes > 0
+    assert loaded.hooks.weights.tiers.bytes_in("disk") > 0.5 * loaded.placement.needed_bytes
 
 
 @pytest.mark.parametrize("placement", ["offloaded", "disk"])
@@ -113,7 +113,7 @@ def test_quantized_as_resident(family: str, quantization: str, tmp_path: Path) -
     if (
         quantization == "nf4"
     ):  # int8 rounds activations, and a difference in the seventh digit may flip a rounding
-        plain = ModelEngine(resident, PLAN, end_ids=END_IDS, pad_id=0)
+        plain = StaticEngine(resident, PLAN, end_ids=END_IDS, pad_id=0)
         expected = [generation.token_ids for generation in answers(plain, asked(Decode(12)))]
         assert [
             generation.token_ids

@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 from pipeline.config import load_config, parse_config
 from pipeline.errors import ConfigError, SourceError
 from pipeline.stores.kv.files import Files
-from pipeline.stores.kv.manifest import Damaged, parse
-from pipeline.stores.kv.tensor_file import Layout, Part, check, checksum
+from pipeline.stores.kv.manifest import DamagedEntry, parse
+from pipeline.stores.kv.tensor_file import FileLayout, FilePart, check, checksum
 from pipeline.stores.kv.tensor_file import write as write_tensors
 from tests.fuzz.things import ANYTHING, CONFIG, MANIFEST, damaged, replaced
 from tests.sources.test_properties import WRITERS, junk, read_bytes, rows
@@ -149,7 +149,7 @@ def test_manifests_of_cache_entries(count: int) -> None:
         return json.dumps(ANY_TEXT).encode()
 
     def one(data: bytes) -> None:
-        with contextlib.suppress(Damaged):
+        with contextlib.suppress(DamagedEntry):
             parse(data, MANIFEST["entry_id"])
 
     tried(count, st.one_of(junk, damaged(st.just(signed(MANIFEST))), replaced(MANIFEST).map(signed)), one)
@@ -161,7 +161,9 @@ ANY_TEXT = "no manifest"
 @inputs("header")
 def test_headers_of_cache_files(count: int, tmp_path: Path) -> None:
     files, path = Files(), tmp_path / "segment"
-    layout = Layout.of([Part("L0.k", "F32", (2, 3)), Part("ids", "U32", (3,))], {"format": "as_computed"})
+    layout = FileLayout.of(
+        [FilePart("L0.k", "F32", (2, 3)), FilePart("ids", "U32", (3,))], {"format": "as_computed"}
+    )
     descriptor = files.allocate(path, layout.size_bytes)
     write_tensors(
         files, descriptor, layout, [("L0.k", memoryview(bytes(24))), ("ids", memoryview(bytes(12)))]
@@ -178,7 +180,7 @@ def test_headers_of_cache_files(count: int, tmp_path: Path) -> None:
         path.write_bytes(data + whole[layout.header_bytes :])
         descriptor = os.open(path, os.O_RDONLY)
         try:
-            with contextlib.suppress(Damaged):  # also with a checksum that fits
+            with contextlib.suppress(DamagedEntry):  # also with a checksum that fits
                 check(files, descriptor, len(data), checksum(data))
         finally:
             os.close(descriptor)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from pipeline.engine.kv.slot_pool import class_capacity
 from pipeline.planner.forecast import Wish, decide
-from pipeline.planner.memory import Files, head_copy_bytes, mapped_bytes, slot_tokens, slots_bytes, stored
+from pipeline.planner.memory import FileBytes, head_copy_bytes, mapped_bytes, slot_tokens, slots_bytes, stored
 from pipeline.planner.model.shape import model_shape
 from pipeline.planner.workload import Asked, Question, TaskLoad
 from pipeline.system.hardware_spec import described
@@ -32,7 +32,7 @@ def test_the_longest_rows_count() -> None:
 
 def test_files_stay_mapped_where_weights_are_used_as_they_lie() -> None:
     files = stored(DEMO, "float32", "float32")
-    assert files == Files(DEMO.parameters * 4, same_numbers=True)
+    assert files == FileBytes(DEMO.parameters * 4, same_numbers=True)
     assert mapped_bytes(DEMO, files, "none", "float32", working=True) == 0  # the weights are those pages
     shrunk = sum(weight.parameters for weight in DEMO.weights if weight.shrinks)
     for quantization in ("nf4", "int8"):  # embeddings and norms are; what was read to be shrunk stays beside
@@ -41,7 +41,7 @@ def test_files_stay_mapped_where_weights_are_used_as_they_lie() -> None:
 
 def test_files_in_other_numbers_are_mapped_while_they_are_read() -> None:
     other = stored(DEMO, None, "float32")
-    assert other == Files(DEMO.parameters * 2, same_numbers=False)
+    assert other == FileBytes(DEMO.parameters * 2, same_numbers=False)
     assert mapped_bytes(DEMO, other, "nf4", "float32", working=False) == DEMO.parameters * 2
     assert mapped_bytes(DEMO, other, "nf4", "float32", working=True) == 0
 

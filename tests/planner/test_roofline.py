@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from pipeline.planner.model.shape import ModelShape, model_shape
 from pipeline.planner.roofline import (
+    RooflineWorkload,
     Speed,
-    Workload,
     decode_step,
     load_seconds,
     prefill_operations,
@@ -126,7 +126,7 @@ def test_loading_is_as_slow_as_the_slower_of_disk_and_link() -> None:
 
 
 def duration(lengths: list[int], documents: int, **more: int) -> float:
-    work = Workload(
+    work = RooflineWorkload(
         lengths, documents, more.pop("output", 64), more.pop("instructions", 100), more.pop("shared", 0)
     )
     return work_duration(
@@ -135,7 +135,7 @@ def duration(lengths: list[int], documents: int, **more: int) -> float:
 
 
 def test_documents_an_hour() -> None:
-    work = Workload([1000] * 10, 10, 64, 100, 100)
+    work = RooflineWorkload([1000] * 10, 10, 64, 100, 100)
     found = work_duration(LLAMA, ROOF, work, quantization="none", dtype="float16", rows=5)
     reading = 10 * prefill_seconds(LLAMA, 1000, ROOF, 100) + prefill_seconds(LLAMA, 100, ROOF)
     writing = (
@@ -147,16 +147,16 @@ def test_documents_an_hour() -> None:
 
 
 def test_the_error_of_a_sample_shrinks_with_its_size_and_is_nought_for_all() -> None:
-    few, many = Workload([100, 300] * 5, 10_000, 1), Workload([100, 300] * 500, 10_000, 1)
+    few, many = RooflineWorkload([100, 300] * 5, 10_000, 1), RooflineWorkload([100, 300] * 500, 10_000, 1)
     assert few.relative_error == pytest.approx(0.5 / math.sqrt(9), rel=0.01)
     assert many.relative_error < few.relative_error / 9
-    assert Workload([100, 300], 2, 1).relative_error == 0
+    assert RooflineWorkload([100, 300], 2, 1).relative_error == 0
 
 
 def test_nothing_to_do_takes_no_time() -> None:
     assert (
         work_duration(
-            LLAMA, ROOF, Workload([], 0, 64), quantization="nf4", dtype="float16", rows=8
+            LLAMA, ROOF, RooflineWorkload([], 0, 64), quantization="nf4", dtype="float16", rows=8
         ).documents_per_hour
         == math.inf
     )

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pipeline.planner.budget import StoreWish, Wish
 from pipeline.planner.forecast import Forecast, decide, describe
 from pipeline.planner.model.shape import model_shape
-from pipeline.planner.roofline import Speed, Workload, prefill_seconds
+from pipeline.planner.roofline import RooflineWorkload, Speed, prefill_seconds
 from pipeline.planner.store_policy import crossover_tokens, document_bytes
 from pipeline.planner.workload import Asked, Question, TaskLoad
 from pipeline.stores.kv.io_speed import worth_loading
@@ -34,7 +34,7 @@ def forecast(tokens: int = 2000, **wish: Any) -> Forecast:
     given = {
         "questions_asked": 3,
         "layout": "document_first",
-        "work": Workload([tokens] * 50, 50, 64, 100, 100),
+        "work": RooflineWorkload([tokens] * 50, 50, 64, 100, 100),
         **wish,
     }
     return decide(model_shape(KNOWN["Llama 3 8B"].config), MACHINE, replace(WISH, store=store, **given))

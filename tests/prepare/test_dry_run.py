@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.config import LabelTask, SummarizeTask
-from pipeline.prepare.dry_run import Sampler, load_of, longest_row, rehearse, rough_load
+from pipeline.prepare.dry_run import DocumentSampler, load_of, longest_row, rehearse, rough_load
 from pipeline.prompts import FrameBuilder
 from pipeline.records import Document, Origin, Reject
 from pipeline.tasks import Setting, Task, build_task
@@ -66,7 +66,7 @@ def test_a_label_tree_rides_along_and_writes_nothing() -> None:
 
 def test_the_longest_row_is_that_of_the_longest_document_and_never_beyond_the_context() -> None:
     tasks = [task(kind="summarize", max_output_tokens=40), task(kind="label", labels=["world", "sports"])]
-    sampler = Sampler()
+    sampler = DocumentSampler()
     list(sampler.watch(document(number, sentences) for number, sentences in enumerate((1, 4, 2))))
     assert sampler.longest is not None
     assert sampler.longest.id == "d1"
@@ -120,7 +120,7 @@ def test_the_load_scales_with_the_documents() -> None:
 def test_every_document_is_as_likely_in_the_sample() -> None:
     seen: Counter[str] = Counter()
     for seed in range(400):
-        sampler = Sampler(size=5, seed=seed)
+        sampler = DocumentSampler(size=5, seed=seed)
         items = [
             *(Document(f"d{number}", "x" * (number + 1), ORIGIN) for number in range(20)),
             Reject(ORIGIN, "not a document"),
@@ -134,7 +134,7 @@ def test_every_document_is_as_likely_in_the_sample() -> None:
 
 
 def test_without_a_tokenizer_characters_must_do() -> None:
-    sampler = Sampler()
+    sampler = DocumentSampler()
     list(sampler.watch([Document("a", "x" * 400, ORIGIN), Document("b", "x" * 8000, ORIGIN)]))
     load = rough_load("t", "summarize", sampler, 1024, 64)
     assert [asked.tokens for asked in load.sample] == [100, 2000]

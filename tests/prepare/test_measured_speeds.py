@@ -11,7 +11,7 @@ import pytest
 from pipeline.config import Config, parse_config
 from pipeline.planner.model.shape import model_shape
 from pipeline.planner.roofline import Speed, decode_step, prefill_seconds
-from pipeline.prepare.measured_speeds import Calibration, calibrated, recall, remember
+from pipeline.prepare.measured_speeds import MeasuredSpeeds, calibrated, recall, remember
 from pipeline.system.hardware_spec import described
 from tests.planner.known_models import KNOWN
 
@@ -36,7 +36,7 @@ def config(quantization: str = "none", threads: int | None = None) -> Config:
 
 
 def test_what_was_seen_is_merged_and_told_apart() -> None:
-    assert recall(config(), "float32") == Calibration()
+    assert recall(config(), "float32") == MeasuredSpeeds()
     remember(config(), "float32", load_seconds=2.5, output_tokens={"a": 40.0})
     remember(
         config(), "float32", prefill_tokens_per_second=300.0, prefill_at_tokens=400, output_tokens={"b": 60.0}
@@ -53,7 +53,7 @@ def test_what_was_seen_is_merged_and_told_apart() -> None:
         recall(config(), "bfloat16"),
         recall(config(threads=1), "float32"),
     ):
-        assert other == Calibration()
+        assert other == MeasuredSpeeds()
 
 
 @pytest.mark.parametrize(
@@ -64,13 +64,13 @@ def test_a_file_that_is_not_ours_is_none(tmp_path: Path, content: str) -> None:
     remember(config(), "float32", load_seconds=2.5)
     (path,) = (tmp_path / "cache" / "speeds").iterdir()
     path.write_text(content)
-    assert recall(config(), "float32") == Calibration()
+    assert recall(config(), "float32") == MeasuredSpeeds()
     remember(config(), "float32", load_seconds=3.5)
     assert recall(config(), "float32").load_seconds == 3.5
 
 
 def test_the_plan_obeys_what_was_measured() -> None:
-    seen = Calibration(
+    seen = MeasuredSpeeds(
         prefill_tokens_per_second=400.0,
         prefill_at_tokens=512,
         decode_tokens_per_second=120.0,

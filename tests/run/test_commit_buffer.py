@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.records import Decode, EncodedPrompt, Generation, Step
 from pipeline.run import commit_buffer
-from pipeline.run.commit_buffer import Journal
+from pipeline.run.commit_buffer import CommitBuffer
 from pipeline.stores.ledger.ledger import Ledger
 from pipeline.tasks.driver import Reply
 from tests.stores.ledger.ledgers import begun, documents, done
@@ -27,7 +27,7 @@ def test_documents_wait_for_each_other_but_not_for_ever(
     outcomes = [done("topic", row.key) for row in rows]
     monkeypatch.setattr(commit_buffer, "_COMMIT_SECONDS", 10**6)
     with Ledger.open(tmp_path / "ledger.sqlite", write=True) as ledger:
-        kept = Journal(ledger, begun(ledger, rows))
+        kept = CommitBuffer(ledger, begun(ledger, rows))
         assert kept.commit(at_once=True) == []
         kept.add(outcomes[:1], ())
         assert kept.commit() == outcomes[:1]  # after a quiet time nothing waits
@@ -48,7 +48,7 @@ def test_replies_inside_documents_are_kept_with_the_outcomes(tmp_path: Path) -> 
     (row,) = documents(1)
     step = Step("map/0", EncodedPrompt((1, 2), 0, 1), Decode(4), (0, 3))
     with Ledger.open(tmp_path / "ledger.sqlite", write=True) as ledger:
-        kept = Journal(ledger, begun(ledger, [row]))
+        kept = CommitBuffer(ledger, begun(ledger, [row]))
         kept.add((), [Reply(("topic", row.key), step, Generation(7, (1, 2)))])
         assert kept.commit(at_once=True) == []
         assert ledger.replies("topic", row.key)[step.key].token_ids == (1, 2)

@@ -6,14 +6,16 @@ import pytest
 
 from pipeline.cli.doctor import examine
 from pipeline.errors import StoppedEarly, WorkerDied
-from pipeline.run.resource_guard import Holds, Watch
+from pipeline.run.resource_guard import Holds, ResourceGuard
 from tests.nights import ANight, documents
 
 FLOOR = 1 << 20
 
 
-def watch(tmp_path: Path, free_bytes: int) -> Watch:
-    return Watch(tmp_path, disk_floor_bytes=0, memory_floor_bytes=FLOOR, free_memory_bytes=lambda: free_bytes)
+def watch(tmp_path: Path, free_bytes: int) -> ResourceGuard:
+    return ResourceGuard(
+        tmp_path, disk_floor_bytes=0, memory_floor_bytes=FLOOR, free_memory_bytes=lambda: free_bytes
+    )
 
 
 @pytest.mark.parametrize("holds", ["nothing", "loading", "idle", "computing"])
@@ -41,7 +43,7 @@ def test_memory_that_others_take_ends_the_run(tmp_path: Path) -> None:
 
 def test_looks_are_a_second_apart(tmp_path: Path) -> None:
     looks = []
-    seen = Watch(
+    seen = ResourceGuard(
         tmp_path,
         disk_floor_bytes=0,
         memory_floor_bytes=FLOOR,
@@ -67,5 +69,5 @@ def test_the_doctor_looks_at_the_floor(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_disk_below_its_floor_ends_the_run(tmp_path: Path) -> None:
     with pytest.raises(StoppedEarly, match=r"less than run\.keep_free_disk"):
-        Watch(tmp_path, disk_floor_bytes=1 << 60, memory_floor_bytes=0).check("computing")
-    Watch(tmp_path, disk_floor_bytes=0, memory_floor_bytes=0).check("computing")
+        ResourceGuard(tmp_path, disk_floor_bytes=1 << 60, memory_floor_bytes=0).check("computing")
+    ResourceGuard(tmp_path, disk_floor_bytes=0, memory_floor_bytes=0).check("computing")

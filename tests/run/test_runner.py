@@ -12,7 +12,7 @@ from typing import Any
 
 from pipeline.records import Document, Origin, TaskJob
 from pipeline.run import runner, work_queue
-from pipeline.run.work_queue import Pending
+from pipeline.run.work_queue import WorkItem
 from pipeline.tasks import Work
 from tests.nights import TASKS, ANight, documents
 
@@ -27,8 +27,8 @@ class Silent:
         raise NotImplementedError
 
 
-def pending(characters: int) -> Pending:
-    return Pending(Silent(), Document(f"d{characters}", "x" * characters, Origin("f", 1)))
+def pending(characters: int) -> WorkItem:
+    return WorkItem(Silent(), Document(f"d{characters}", "x" * characters, Origin("f", 1)))
 
 
 def test_works_are_begun_in_groups_of_bounded_size(monkeypatch: Any) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.sources.files import SourceFile
-from pipeline.sources.streams import BLOCK_BYTES, Damaged, Line, read_blocks, read_lines
+from pipeline.sources.streams import BLOCK_BYTES, DamagedFile, Line, read_blocks, read_lines
 from tests.sources.reading import json_lines, packed, put, read
 
 ROWS = [{"id": str(number), "text": f"text {number} " + "abc" * (number % 7)} for number in range(40)]
@@ -25,7 +25,7 @@ def unpack(path: Path, compression: str) -> tuple[bytes, str]:
     try:
         for block in read_blocks(SourceFile(path.name, str(path), path.name, "jsonl", compression)):
             found += block
-    except Damaged as fault:
+    except DamagedFile as fault:
         return found, fault.reason
     return found, ""
 
@@ -129,10 +129,10 @@ def test_a_line_over_the_limit_is_marked_and_the_next_one_is_read() -> None:
 def test_a_fault_in_a_line_gives_its_piece_and_its_place() -> None:
     def blocks() -> Iterator[bytes]:
         yield b"one\ntw"
-        raise Damaged("torn")
+        raise DamagedFile("torn")
 
     found: list[Line] = []
-    with pytest.raises(Damaged) as caught:
+    with pytest.raises(DamagedFile) as caught:
         found += read_lines(blocks())
     lines = read_lines(blocks())
     assert next(lines).data == b"one\n"

@@ -25,8 +25,8 @@ from pipeline.records import (
 )
 from pipeline.tasks import Work
 from pipeline.tasks.base import ask
-from pipeline.tasks.driver import Flight
-from pipeline.tasks.throughput_meter import Pace
+from pipeline.tasks.driver import TaskDriver
+from pipeline.tasks.throughput_meter import ThroughputMeter
 
 
 class Rounds:
@@ -73,17 +73,17 @@ def test_rounds_are_answered_in_order_whatever_the_order_of_replies(
     rounds: list[int], per_work: int, seed: int
 ) -> None:
     chance = random.Random(seed)
-    flight = Flight(per_work)
-    flight.begin(Rounds(rounds), document(), 1, {})
+    driver = TaskDriver(per_work)
+    driver.begin(Rounds(rounds), document(), 1, {})
     out: list[Request] = []
     asked = 0
-    while len(flight):
-        fresh = flight.requests()
+    while len(driver):
+        fresh = driver.requests()
         asked += len(fresh)
         out += fresh
         assert 0 < len(out) <= per_work
-        flight.receive([reply(out.pop(chance.randrange(len(out))))])
-    (outcome,) = flight.landed()
+        driver.receive([reply(out.pop(chance.randrange(len(out))))])
+    (outcome,) = driver.landed()
     assert asked == sum(rounds)
     expected = [number * 100 + index for number, questions in enumerate(rounds) for index in range(questions)]
     if expected:
@@ -98,14 +98,14 @@ def test_rounds_are_answered_in_order_whatever_the_order_of_replies(
 @given(st.lists(st.integers(1, 6), min_size=2, max_size=4), st.integers(0, 20))
 def test_recorded_replies_are_not_asked_again(rounds: list[int], cut: int) -> None:
     recorded: dict[str, Generation] = {}
-    flight = Flight(3)
-    flight.begin(Rounds(rounds), document(), 1, {})
+    driver = TaskDriver(3)
+    driver.begin(Rounds(rounds), document(), 1, {})
     for _ in range(cut):
-        if not len(flight):
+        if not len(driver):
             break
-        for request in flight.requests():
-            recorded |= {kept.step.key: kept.generation for kept in flight.receive([reply(request)])}
-    resumed = Flight(3)
+        for request in driver.requests():
+            recorded |= {kept.step.key: kept.generation for kept in driver.receive([reply(request)])}
+    resumed = TaskDriver(3)
     resumed.begin(Rounds(rounds), document(), 2, recorded)
     asked = 0
     while len(resumed):
@@ -121,23 +121,23 @@ def test_recorded_replies_are_not_asked_again(rounds: list[int], cut: int) -> No
 
 
 def test_an_error_ends_its_document_at_once_and_no_other() -> None:
-    flight = Flight(8)
-    flight.begin(Rounds([5]), document("bad"), 3, {})
-    flight.begin(Rounds([1]), document("good"), 1, {})
-    requests = flight.requests()
-    flight.receive([reply(requests[1], error=("out_of_memory", "too big"), finish_reason="error")])
-    (bad,) = flight.landed()
+    driver = TaskDriver(8)
+    driver.begin(Rounds([5]), document("bad"), 3, {})
+    driver.begin(Rounds([1]), document("good"), 1, {})
+    requests = driver.requests()
+    driver.receive([reply(requests[1], error=("out_of_memory", "too big"), finish_reason="error")])
+    (bad,) = driver.landed()
     assert bad.failure is not None
     assert (bad.state, bad.failure.kind, bad.failure.attempt) == ("failed", "out_of_memory", 3)
-    assert sorted(flight.cancelled()) == [
+    assert sorted(driver.cancelled()) == [
         requests[0].request_id,
         *(request.request_id for request in requests[2:5]),
     ]
     # late replies are ignored
-    flight.receive([reply(request) for request in requests if request is not requests[1]])
-    (good,) = flight.landed()
+    driver.receive([reply(request) for request in requests if request is not requests[1]])
+    (good,) = driver.landed()
     assert good.state == "done"
-    assert not len(flight)
+    assert not len(driver)
 
 
 class Smaller(Rounds):
@@ -155,52 +155,52 @@ class Smaller(Rounds):
 
 
 def test_a_question_without_an_answer_may_be_asked_otherwise() -> None:
-    flight = Flight(4)
-    flight.begin(Smaller([]), document(), 1, {})
-    (whole,) = flight.requests()
-    flight.receive([reply(whole, error=("out_of_memory", "too big"), finish_reason="error")])
-    halves = flight.requests()
+    driver = TaskDriver(4)
+    driver.begin(Smaller([]), document(), 1, {})
+    (whole,) = driver.requests()
+    driver.receive([reply(whole, error=("out_of_memory", "too big"), finish_reason="error")])
+    halves = driver.requests()
     assert len(halves) == 2
-    flight.receive([reply(half, notes=("ran short of memory: smaller passes",)) for half in halves])
-    (outcome,) = flight.landed()
+    driver.receive([reply(half, notes=("ran short of memory: smaller passes",)) for half in halves])
+    (outcome,) = driver.landed()
     assert outcome.answer is not None
     assert outcome.answer.value == "out_of_memory: 2 halves"
     assert outcome.answer.notes == ("ran short of memory: smaller passes",)
 
 
 def test_a_fault_of_ours_fails_the_document_and_says_so() -> None:
-    flight = Flight(8)
-    flight.begin(Broken([1]), document(), 1, {})
-    (outcome,) = flight.landed()
+    driver = TaskDriver(8)
+    driver.begin(Broken([1]), document(), 1, {})
+    (outcome,) = driver.landed()
     assert outcome.failure is not None
     assert outcome.failure.kind == "fault"
     assert "ZeroDivisionError" in outcome.failure.message
 
 
 def test_suspects_are_those_that_were_computed() -> None:
-    flight = Flight(8)
+    driver = TaskDriver(8)
     for name in "abc":
-        flight.begin(Rounds([2]), document(name), 1, {})
-    requests = flight.requests()
+        driver.begin(Rounds([2]), document(name), 1, {})
+    requests = driver.requests()
     by_name = {name: ("t", document(name).key) for name in "abc"}
-    assert flight.suspects([requests[0].request_id, requests[2].request_id]) == sorted(
+    assert driver.suspects([requests[0].request_id, requests[2].request_id]) == sorted(
         [by_name["a"], by_name["b"]]
     )
-    assert flight.suspects([]) == sorted(by_name.values())  # nothing known: all that were asked
+    assert driver.suspects([]) == sorted(by_name.values())  # nothing known: all that were asked
 
 
 def test_the_pace_counts_parts_and_ends_at_nothing_left() -> None:
-    pace = Pace(8)
+    pace = ThroughputMeter(8)
     assert pace.eta_seconds is None
-    flight = Flight(8, pace)
-    flight.begin(Rounds([4]), document("a"), 1, {})  # four characters, no spans
-    flight.begin(Spans(), document("b"), 1, {})  # four characters, read twice over
-    requests = flight.requests()
-    flight.receive([reply(requests[-1], prompt_tokens=6)])
+    driver = TaskDriver(8, pace)
+    driver.begin(Rounds([4]), document("a"), 1, {})  # four characters, no spans
+    driver.begin(Spans(), document("b"), 1, {})  # four characters, read twice over
+    requests = driver.requests()
+    driver.receive([reply(requests[-1], prompt_tokens=6)])
     assert pace.eta_seconds is not None
     assert pace.eta_seconds > 0
     assert pace.tokens_per_second > 0
-    flight.receive([reply(request) for request in requests[:-1]])
+    driver.receive([reply(request) for request in requests[:-1]])
     assert pace.eta_seconds == 0
 
 

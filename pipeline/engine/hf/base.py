@@ -19,7 +19,7 @@ import torch
 from pipeline.engine.interface import Listener
 from pipeline.engine.model.forward import attention_as
 from pipeline.engine.sampling.sampler import sampler_for
-from pipeline.engine.static.engine import ModelEngine
+from pipeline.engine.static.engine import StaticEngine
 from pipeline.records import Decode, Generation, Plan, Request
 
 _log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ _TRIAL_PREFIX_TOKENS = 40  # more than a page of the paged cache, so that two pr
 _TRIAL_NEW_TOKENS = 3
 
 
-class PlainEngine(ModelEngine):
+class PlainEngine(StaticEngine):
     """The static engine where others use the same model: it computes with the attention the model was loaded
     with.
     """
@@ -41,7 +41,7 @@ class PlainEngine(ModelEngine):
         self._attention = attention
 
     def step(self) -> Sequence[Generation]:
-        """As ``ModelEngine.step``."""
+        """As ``StaticEngine.step``."""
         with attention_as(self._model, self._attention):
             return super().step()
 
@@ -61,7 +61,7 @@ class LibraryEngine:
         *,
         end_ids: Sequence[int],
         pad_id: int,
-        static: ModelEngine,
+        static: StaticEngine,
         attention: str,
     ) -> None:
         self.listener: Listener | None = None

@@ -250,7 +250,7 @@ class ContinuousLibraryEngine(LibraryEngine):
             self.log_probabilities[guest.request.request_id] = list(answer.logprobs)
 
     def _leave(self, answer: Any, guest: _Guest) -> list[Generation]:
-        """The guest's text; nothing when the static engine is to say it."""
+        """The sequence's text; nothing when the static engine is to say it."""
         del self._guests[answer.request_id]
         if self._session is not None and not answer.is_finished():
             self._session.cancel(answer.request_id)

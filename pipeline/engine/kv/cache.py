@@ -26,7 +26,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from transformers.cache_utils import (
@@ -40,9 +40,9 @@ from transformers.cache_utils import (
 )
 
 from pipeline.engine.kv.disk_layer import DiskLayer
+from pipeline.records import KvPlacement
 
 AnyCache = Cache
-Placement = Literal["device", "offloaded", "disk", "quantized"]
 _KeysValues = tuple[torch.Tensor, torch.Tensor]
 _prefetcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-prefetch")
 
@@ -180,7 +180,9 @@ class OffloadedCache(DynamicCache):
         return result
 
 
-def make_cache(config: Any, placement: Placement, device: torch.device, reserve_columns: int = 0) -> AnyCache:
+def make_cache(
+    config: Any, placement: KvPlacement, device: torch.device, reserve_columns: int = 0
+) -> AnyCache:
     """An empty cache for a model of ``config`` whose inputs are on ``device``, with room for
     ``reserve_columns``.
 
@@ -195,7 +197,7 @@ def make_cache(config: Any, placement: Placement, device: torch.device, reserve_
     return cache
 
 
-def _placed(layer: Any, placement: Placement, reserve_columns: int) -> Any:
+def _placed(layer: Any, placement: KvPlacement, reserve_columns: int) -> Any:
     if type(layer) is DynamicLayer and placement == "disk":
         return DiskLayer()
     if type(layer) is DynamicLayer:

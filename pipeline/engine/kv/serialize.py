@@ -20,9 +20,9 @@ from pipeline.engine.kv.cache import (
     GrowingLayer,
     HostLayer,
     HostSlidingLayer,
-    Placement,
     make_cache,
 )
+from pipeline.records import KvPlacement
 
 _FULL = (DynamicLayer, GrowingLayer, HostLayer)
 _SLIDING = (DynamicSlidingWindowLayer, HostSlidingLayer)
@@ -62,7 +62,7 @@ def _recurrent_tensors(number: int, layer: Any) -> _Tensors:
 
 def restored(
     config: Any,
-    placement: Placement,
+    placement: KvPlacement,
     device: torch.device,
     tokens: int,
     parts: Sequence[Mapping[str, torch.Tensor]],

@@ -29,7 +29,7 @@ _HEADROOM = 0.9  # share of free memory that weights may take where the configur
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class DeviceMap:
     """Device ("0", "cpu", "disk") of each module; "" is the whole model. ``bytes_by_device`` are sizes of
     weights.
 
@@ -61,7 +61,7 @@ class Placement:
         )
 
 
-def plan_placement(config: ModelConfig, location: Location, dtype: str) -> Placement:
+def plan_device_map(config: ModelConfig, location: Location, dtype: str) -> DeviceMap:
     """Place the model. Raises DoesNotFit with the remedies, or ConfigError for a model that cannot be
     built.
     """
@@ -71,7 +71,7 @@ def plan_placement(config: ModelConfig, location: Location, dtype: str) -> Place
     needed, allowed = sum(amounts.values()), allowed_bytes(config)
     first = next(iter(allowed))
     if needed <= allowed[first]:
-        return Placement({"": str(first)}, {str(first): needed})
+        return DeviceMap({"": str(first)}, {str(first): needed})
     _require_room_for_largest(amounts, allowed, config)
     devices = _spread(model, allowed)
     used = set(devices.values())
@@ -79,7 +79,7 @@ def plan_placement(config: ModelConfig, location: Location, dtype: str) -> Place
         raise DoesNotFit(_does_not_fit(config, needed, allowed))
     by_device = _bytes_by_device(amounts, devices)
     rewritten = by_device.get("disk", 0) if _is_converted_while_loading(model) else 0
-    return Placement(devices, by_device, rewritten)
+    return DeviceMap(devices, by_device, rewritten)
 
 
 def meta_model(config: ModelConfig, location: Location, dtype: str) -> tuple[Any, bool]:

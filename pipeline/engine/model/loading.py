@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from pipeline.config import ModelConfig
-from pipeline.engine.model.device_map import Placement, plan_placement, size
+from pipeline.engine.model.device_map import DeviceMap, plan_device_map, size
 from pipeline.engine.model.forward import input_device, lay_out_for_head
 from pipeline.engine.model.library_logging import import_bitsandbytes, quiet_libraries
 from pipeline.engine.model.location import Location, fetch_weights, locate
@@ -38,7 +38,7 @@ class LoadedModel:
     """
 
     model: Any
-    placement: Placement
+    placement: DeviceMap
     facts: Mapping[str, Any]
 
     @property
@@ -62,7 +62,7 @@ def load_model(
     quiet_libraries()
     place = location or locate(config, say)
     fetch_weights(place, say)
-    placement = plan_placement(config, place, dtype)
+    placement = plan_device_map(config, place, dtype)
     _require_disk_space(placement, offload_folder)
     say(f"loading {config.id}: {placement.describe()}")
     started = time.monotonic()
@@ -90,7 +90,7 @@ def load_model(
 
 
 def _read_weights(
-    config: ModelConfig, dtype: str, place: Location, placement: Placement, offload_folder: Path
+    config: ModelConfig, dtype: str, place: Location, placement: DeviceMap, offload_folder: Path
 ) -> Any:
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
@@ -203,7 +203,7 @@ def _require_all_weights(config: ModelConfig, report: Mapping[str, Any]) -> None
         )
 
 
-def _require_disk_space(placement: Placement, folder: Path) -> None:
+def _require_disk_space(placement: DeviceMap, folder: Path) -> None:
     needed = placement.rewritten_bytes
     if "disk" in placement.devices.values():
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

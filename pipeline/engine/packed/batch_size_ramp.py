@@ -14,7 +14,7 @@ _PASSES = 4
 _LEAST_GAIN = 0.05
 
 
-class Ramp:
+class BatchSizeRamp:
     """``rows`` is the limit now, at most ``most_rows``. ``observe`` passes that only decoded."""
 
     def __init__(self, most_rows: int) -> None:

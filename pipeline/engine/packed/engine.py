@@ -22,14 +22,14 @@ from pipeline.engine.interface import Listener
 from pipeline.engine.kv.slot_pool import class_capacity
 from pipeline.engine.model.forward import attend_by, input_device
 from pipeline.engine.packed.attention import IMPLEMENTATION, Prefix
-from pipeline.engine.packed.batch_size_ramp import Ramp
+from pipeline.engine.packed.batch_size_ramp import BatchSizeRamp
 from pipeline.engine.packed.label_trie import ROOT, LabelTrie, Search, SearchWorth
-from pipeline.engine.packed.model_runner import Feed, PackedModel, Row
-from pipeline.engine.packed.prefix_cache import Documents
-from pipeline.engine.packed.text_checkpoints import Texts
-from pipeline.engine.reuse.prefix_store import Reuse
+from pipeline.engine.packed.model_runner import Feed, PackedModelRunner, Row
+from pipeline.engine.packed.prefix_cache import PrefixCache
+from pipeline.engine.packed.text_checkpoints import TextCheckpoints
+from pipeline.engine.reuse.prefix_store import PrefixStore
 from pipeline.engine.sampling.hidden_state import packed, watched
-from pipeline.engine.static.engine import ModelEngine, free_memory, is_out_of_memory
+from pipeline.engine.static.engine import StaticEngine, free_memory, is_out_of_memory
 from pipeline.engine.static.generate import Output
 from pipeline.records import Decode, Generation, Plan, Request, Score, document_of
 
@@ -67,7 +67,7 @@ class _Guest:
         return self.read < len(self.own)
 
 
-class ContinuousEngine:
+class PackedEngine:
     """Implements ``pipeline.engine.interface.Engine``. One thread; the model sits on one device."""
 
     def __init__(
@@ -76,9 +76,9 @@ class ContinuousEngine:
         plan: Plan,
         *,
         end_ids: Sequence[int],
-        static: ModelEngine,
+        static: StaticEngine,
         window: int | None,
-        reuse: Reuse | None = None,
+        reuse: PrefixStore | None = None,
     ) -> None:
         self.listener: Listener | None = None
         self._plan = plan
@@ -86,11 +86,11 @@ class ContinuousEngine:
         self._static = static
         self._window = window
         self._model = model
-        self._packed = PackedModel(model, input_device(model))
+        self._packed = PackedModelRunner(model, input_device(model))
         # the setting has no public reader
         self._plain_attention = model.config._attn_implementation  # noqa: SLF001
-        self._documents = Documents(self._packed, plan, reuse)
-        self._texts = Texts(reuse)
+        self._documents = PrefixCache(self._packed, plan, reuse)
+        self._texts = TextCheckpoints(reuse)
         self._waiting: list[tuple[int, int, int]] = []
         self._requests: dict[int, Request] = {}
         self._guests: list[_Guest] = []
@@ -98,7 +98,7 @@ class ContinuousEngine:
         self._users: Counter[tuple[int, ...]] = Counter()
         self._rows, self._columns = plan.max_batch_rows, plan.batch_tokens
         # of rows that decode; those that are only read leave with their pass
-        self._ramp = Ramp(plan.max_batch_rows)
+        self._ramp = BatchSizeRamp(plan.max_batch_rows)
         self._tries: dict[tuple[tuple[int, ...], ...], LabelTrie] = {}
         self._worth: dict[tuple[tuple[tuple[int, ...], ...], float], SearchWorth] = {}
 
@@ -305,7 +305,7 @@ class ContinuousEngine:
     def _take_in(
         self, feeds: Sequence[tuple[_Guest, Feed]], logits: torch.Tensor, states: torch.Tensor | None
     ) -> list[Generation]:
-        """Give every guest its own of ``logits`` (wanted, vocabulary) and ``states`` (1, wanted, hidden);
+        """Give every sequence its own of ``logits`` (wanted, vocabulary) and ``states`` (1, wanted, hidden);
         what has ended by them.
         """
         finished = []

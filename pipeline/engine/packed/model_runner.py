@@ -63,7 +63,7 @@ class Feed:
         return len(self.tokens) + len(self.nodes)
 
 
-class PackedModel:
+class PackedModelRunner:
     """Runs packed passes. The model must call attention through transformers' interface; ``supports`` finds
     out by trying.
     """
@@ -125,7 +125,7 @@ class PackedModel:
         """One pass over ``feeds``; returns float32 logits (wanted, vocabulary), feed by feed in their
         order.
         """
-        layout = _Layout(feeds)
+        layout = _PassInputs(feeds)
         current = Pass(layout.size)
         self._see_prefixes(current, layout)
         self._keep(current, layout)
@@ -152,7 +152,7 @@ class PackedModel:
         logits: torch.Tensor = output.logits[0]
         return logits.float()
 
-    def _see_prefixes(self, current: Pass, layout: _Layout) -> None:
+    def _see_prefixes(self, current: Pass, layout: _PassInputs) -> None:
         groups: dict[int, tuple[Prefix, list[int]]] = {}
         for begin, feed in layout:
             if feed.row.prefix is not None:
@@ -162,7 +162,7 @@ class PackedModel:
         for prefix, tokens in groups.values():
             current.prefixes.append((prefix, None if len(tokens) == layout.size else self._tensor(tokens)))
 
-    def _keep(self, current: Pass, layout: _Layout) -> None:
+    def _keep(self, current: Pass, layout: _PassInputs) -> None:
         groups: dict[int, tuple[SlotClass, list[tuple[int, int, int]]]] = {}
         for begin, feed in layout:
             if feed.keep and feed.row.storage is not None:
@@ -175,7 +175,7 @@ class PackedModel:
             tokens, slots, columns = (self._tensor(column) for column in zip(*places, strict=True))
             current.writing.append(Writing(storage, tokens, slots, columns))
 
-    def _see_cached(self, current: Pass, layout: _Layout) -> None:
+    def _see_cached(self, current: Pass, layout: _PassInputs) -> None:
         """Rows that have something cached see it; a single kept token sees itself there too, which saves the
         second kernel call.
         """
@@ -192,7 +192,7 @@ class PackedModel:
             slots = self._tensor([feed.row.slot for _, feed in members])
             current.cached.append(Cached(storage, tokens, slots, self._tensor(lengths), max(lengths)))
 
-    def _see_fresh(self, current: Pass, layout: _Layout) -> None:
+    def _see_fresh(self, current: Pass, layout: _PassInputs) -> None:
         """Everything else sees its neighbours; stretches of like length share a kernel call, trees apart from
         plain ones.
         """
@@ -221,7 +221,7 @@ class PackedModel:
         return torch.tensor(values, dtype=torch.long, device=self.device)
 
 
-class _Layout:
+class _PassInputs:
     """Feeds end to end: the ids and positions of the pass, and which of its tokens' logits are wanted."""
 
     def __init__(self, feeds: Sequence[Feed]) -> None:

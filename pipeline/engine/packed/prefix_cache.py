@@ -2,9 +2,9 @@
 are asked.
 
 In memory a beginning is a ``Prefix``: one copy, seen by all rows whose prompts begin with it. It stays while
-a question that is queued or running begins with it. Behind that lies the shelf: what earlier runs and other
-tasks left there is loaded instead of computed, what further questions may want is put there, and the reading
-of a long document is saved on its way.
+a question that is queued or running begins with it. Behind that lies the KV store: what earlier runs and
+other tasks left there is loaded instead of computed, what further questions may want is put there, and the
+reading of a long document is saved on its way.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Callable
 import torch
 
 from pipeline.engine.packed.attention import Prefix
-from pipeline.engine.packed.model_runner import PackedModel
-from pipeline.engine.reuse.prefix_store import LEAST_TOKENS, Reuse, Saving
+from pipeline.engine.packed.model_runner import PackedModelRunner
+from pipeline.engine.reuse.prefix_store import LEAST_TOKENS, PrefillCheckpoints, PrefixStore
 from pipeline.records import Plan, Request, document_of
 from pipeline.stores.kv.entry import Loaded
 
@@ -28,12 +28,12 @@ _RECENT_SHARE = (
 _Ids = tuple[int, ...]
 
 
-class Documents:
+class PrefixCache:
     """See the module. ``reuse`` None: only what is in memory is shared. ``pulse`` is called after each
     pass.
     """
 
-    def __init__(self, packed: PackedModel, plan: Plan, reuse: Reuse | None) -> None:
+    def __init__(self, packed: PackedModelRunner, plan: Plan, reuse: PrefixStore | None) -> None:
         self.pulse: Callable[[], None] = lambda: None
         self.reuse = reuse
         self.columns = 0
@@ -133,30 +133,34 @@ class Documents:
         found = self._loaded(key)
         prefix, resumed = found or (None, False)
         keep = self.reuse.keeps(len(key), len(key) * self._plan.kv_bytes_per_token, request.awaited - here)
-        long = self.reuse.shelf.is_long(len(key))
+        long = self.reuse.session.is_long(len(key))
         if resumed:
             self._saved[key] = keep
         if prefix is None and not (here > 0 or keep or long):
             return None
         saving = (
-            Saving(self.reuse, key, prefix.tokens if prefix and resumed else 0) if long or resumed else None
+            PrefillCheckpoints(self.reuse, key, prefix.tokens if prefix and resumed else 0)
+            if long or resumed
+            else None
         )
         return self._computed(
             key, prefix or base, keep=keep and (prefix is None or prefix.tokens < len(key)), saving=saving
         )
 
-    def _computed(self, key: _Ids, start: Prefix | None, *, keep: bool, saving: Saving | None) -> Prefix:
-        """``key`` read from where ``start`` ends, and put on the shelf if it is to be kept."""
+    def _computed(
+        self, key: _Ids, start: Prefix | None, *, keep: bool, saving: PrefillCheckpoints | None
+    ) -> Prefix:
+        """``key`` read from where ``start`` ends, and put on the KV store if it is to be kept."""
         assert self.reuse is not None
-        shelf, begun, started = (
-            self.reuse.shelf,
+        session, begun, started = (
+            self.reuse.session,
             start.tokens if start is not None else 0,
             time.perf_counter(),
         )
         prefix = self._continued(start, key, saving)
         if prefix.tokens > begun:
-            shelf.computed(prefix.tokens - begun, time.perf_counter() - started)
-        speed = shelf.prefill_tokens_per_second
+            session.computed(prefix.tokens - begun, time.perf_counter() - started)
+        speed = session.prefill_tokens_per_second
         seconds = prefix.tokens / speed if speed else time.perf_counter() - started
         if saving is not None and saving.used:
             saving.save(prefix.tokens, seconds, lambda begin: (_ranges(prefix, begin), {}))
@@ -165,7 +169,7 @@ class Documents:
             self.reuse.put("document", key, seconds, _ranges(prefix, 0))
         return prefix
 
-    def _continued(self, start: Prefix | None, ids: _Ids, saving: Saving | None) -> Prefix:
+    def _continued(self, start: Prefix | None, ids: _Ids, saving: PrefillCheckpoints | None) -> Prefix:
         """``start`` and what ``ids`` have beyond it; ``start`` itself stays as it is."""
         prefix = Prefix(0) if start is None else Prefix(start.tokens, dict(start.layers))
         started, chunk_tokens = time.perf_counter(), self._plan.prefill_chunk_tokens
@@ -181,16 +185,16 @@ class Documents:
         return prefix
 
     def _loaded(self, ids: _Ids) -> tuple[Prefix, bool] | None:
-        """What the shelf has of ``ids``, and whether it is a checkpoint."""
+        """What the KV store has of ``ids``, and whether it is a checkpoint."""
         assert self.reuse is not None
         found = self.reuse.find(ids)
         return None if found is None else (_prefix_of(found[0], self._packed.device), found[1])
 
     def _count_shared(self, key: _Ids) -> None:
         if self.reuse is not None:
-            speed = self.reuse.shelf.prefill_tokens_per_second
-            self.reuse.shelf.tally.shared += 1
-            self.reuse.shelf.tally.saved_seconds += len(key) / speed if speed else 0.0
+            speed = self.reuse.session.prefill_tokens_per_second
+            self.reuse.session.tally.shared += 1
+            self.reuse.session.tally.saved_seconds += len(key) / speed if speed else 0.0
 
 
 def _ranges(prefix: Prefix, begin: int) -> dict[str, torch.Tensor]:

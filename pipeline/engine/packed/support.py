@@ -11,7 +11,7 @@ import torch
 
 from pipeline.engine.model.forward import attention_as, input_device
 from pipeline.engine.packed.attention import IMPLEMENTATION
-from pipeline.engine.packed.model_runner import Feed, PackedModel, Row
+from pipeline.engine.packed.model_runner import Feed, PackedModelRunner, Row
 from pipeline.records import Plan
 
 
@@ -69,7 +69,7 @@ def _difference(model: Any, vocabulary: int) -> tuple[float, float]:
             [model(torch.tensor([[*shared, *tail]], device=device)).logits[0, -1].float() for tail in tails]
         )
     with torch.inference_mode(), attention_as(model, IMPLEMENTATION):
-        packed = PackedModel(model, device)
+        packed = PackedModelRunner(model, device)
         prefix = packed.read_prefix(shared, 5)
         rows = [Row((), prefix) for _ in tails]
         for row in rows:

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import time
 
-from pipeline.engine.reuse.prefix_store import Reuse
+from pipeline.engine.reuse.prefix_store import PrefixStore
 from pipeline.engine.static.generate import Output
 from pipeline.records import Request, digest
 
 
-class Texts:
+class TextCheckpoints:
     """What is known of the texts in the making. ``reuse`` None: nothing is saved."""
 
-    def __init__(self, reuse: Reuse | None) -> None:
+    def __init__(self, reuse: PrefixStore | None) -> None:
         self._reuse = reuse
         self._last: dict[int, float] = {}
 
     def begun(self, request: Request, output: Output) -> tuple[int, ...]:
         """The tokens that an earlier process decoded, given to ``output`` as if they had been decoded now."""
-        if self._reuse is None or not self._reuse.shelf.is_long(len(request.ids)):
+        if self._reuse is None or not self._reuse.session.is_long(len(request.ids)):
             return ()
         self._last[request.request_id] = time.monotonic()
         tokens = self._reuse.saved_tokens(_question(request))
@@ -30,7 +30,7 @@ class Texts:
             output.push(token)
         if output.sampler is not None:
             output.sampler.skip(len(tokens))
-        self._reuse.shelf.tally.resumed_text_tokens += len(tokens)
+        self._reuse.session.tally.resumed_text_tokens += len(tokens)
         return tokens
 
     def grown(self, request: Request, output: Output) -> None:
@@ -41,7 +41,7 @@ class Texts:
         if output.ended:
             del self._last[request.request_id]
             self._reuse.finish_tokens(_question(request))
-        elif time.monotonic() - last >= self._reuse.shelf.settings.checkpoint_seconds:
+        elif time.monotonic() - last >= self._reuse.session.settings.checkpoint_seconds:
             self._reuse.save_tokens(
                 _question(request), request.ids, output.reply.token_ids, time.monotonic() - last
             )

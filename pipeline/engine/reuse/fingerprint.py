@@ -1,4 +1,4 @@
-"""The persisted caches of one loaded model: the shelf, and what else shapes the numbers that lie on it.
+"""The persisted caches of one loaded model: the KV store, and what else shapes the numbers that lie on it.
 
 A cache may stand for another only where all of that is equal. Attention kernels add up in different orders,
 so each has caches of its own.
@@ -12,37 +12,37 @@ from typing import Any
 
 from pipeline.config import Config
 from pipeline.engine.model.loading import LoadedModel
-from pipeline.engine.reuse.prefix_store import Reuse
-from pipeline.engine.reuse.store_session import Shelf, open_shelf
+from pipeline.engine.reuse.prefix_store import PrefixStore
+from pipeline.engine.reuse.store_session import StoreSession, open_session
 from pipeline.records import Plan
 
 _FORMAT = 1  # of what the engines put; with another number every earlier entry is a stranger
 
 
-class Caches:
+class CacheAccess:
     """See the module."""
 
-    def __init__(self, shelf: Shelf, fingerprint: Mapping[str, Any]) -> None:
-        self.shelf = shelf
+    def __init__(self, session: StoreSession, fingerprint: Mapping[str, Any]) -> None:
+        self.session = session
         self._fingerprint = fingerprint
 
-    def of(self, attention: str) -> Reuse:
+    def of(self, attention: str) -> PrefixStore:
         """Caches computed with this attention."""
-        return Reuse(self.shelf, {**self._fingerprint, "attention": attention})
+        return PrefixStore(self.session, {**self._fingerprint, "attention": attention})
 
 
-def open_caches(
+def open_cache_access(
     config: Config, plan: Plan, loaded: LoadedModel, weights: Mapping[str, str], say: Callable[[str], None]
-) -> tuple[Caches | None, str]:
+) -> tuple[CacheAccess | None, str]:
     """The caches of ``loaded`` and what the store is, in words; None where it is off or its folder cannot be
     used.
     """
-    shelf, told = open_shelf(config, plan)
-    if shelf is None:
+    session, told = open_session(config, plan)
+    if session is None:
         if config.kv_cache.store.quota:
             say(f"the KV store is {told}")
         return None, told
-    return Caches(shelf, fingerprint_of(plan, loaded, weights)), told
+    return CacheAccess(session, fingerprint_of(plan, loaded, weights)), told
 
 
 def fingerprint_of(plan: Plan, loaded: LoadedModel, weights: Mapping[str, str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What an engine asks of the shelf: is a beginning of this prompt there and worth reading, keep this one,
+"""What an engine asks of the KV store: is a beginning of this prompt there and worth reading, keep this one,
 save this work so far.
 
 Token ids and named tensors of one row; which tensors those are is the engine's business. Reading or computing
@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from pipeline.engine.reuse.store_session import Shelf
+from pipeline.engine.reuse.store_session import StoreSession
 from pipeline.records import digest
 from pipeline.stores.kv.counters import Receipt
 from pipeline.stores.kv.entry import Entry, Found, Loaded, Segment
 from pipeline.stores.kv.io_speed import worth_loading
-from pipeline.stores.kv.manifest import Kind
+from pipeline.stores.kv.manifest import EntryKind
 from pipeline.stores.kv.prefix_hash import pack
 
 LEAST_TOKENS = 64  # shorter beginnings are computed in about the time in which they would be looked for
@@ -29,11 +29,11 @@ _PROBE_AFTER = 32  # caches not worth reading, before the disk is tried again
 _Tensors = Mapping[str, torch.Tensor]
 
 
-class Reuse:
-    """One engine's use of the shelf; ``fingerprint`` holds all that shapes its numbers."""
+class PrefixStore:
+    """One engine's use of the KV store; ``fingerprint`` holds all that shapes its numbers."""
 
-    def __init__(self, shelf: Shelf, fingerprint: Mapping[str, Any]) -> None:
-        self.shelf = shelf
+    def __init__(self, session: StoreSession, fingerprint: Mapping[str, Any]) -> None:
+        self.session = session
         self._fingerprint = dict(fingerprint)
         self._progress = {**fingerprint, "holds": "tokens decoded so far"}
         self._refused, self._probe_after = 0, _PROBE_AFTER
@@ -47,7 +47,7 @@ class Reuse:
         Less than half of ``ids`` is not read, unless it is their checkpoint: other documents' may begin with
         the same instructions.
         """
-        tally, store = self.shelf.tally, self.shelf.store
+        tally, store = self.session.tally, self.session.store
         found = store.lookup(ids, self._fingerprint)
         resumed = found is not None and found.kind == "checkpoint" and found.owner == _owner(ids)
         if found is None or not (resumed or 2 * found.tokens >= len(ids)):
@@ -66,14 +66,14 @@ class Reuse:
 
     def _compute_seconds(self, found: Found) -> float:
         """What computing would take here, else what it took where it was computed."""
-        speed = self.shelf.prefill_tokens_per_second
+        speed = self.session.prefill_tokens_per_second
         return found.tokens / speed if speed else found.compute_seconds
 
     def _is_worth_reading(self, found: Found, compute_seconds: float) -> bool:
         """Now and then the disk is tried again although it was too slow: it may have been busy."""
         speed = found.tokens / compute_seconds if compute_seconds > 0 else None
         if worth_loading(
-            found.bytes_to_read, self.shelf.store.speeds.read_bytes_per_second, found.tokens, speed
+            found.bytes_to_read, self.session.store.speeds.read_bytes_per_second, found.tokens, speed
         ):
             return True
         self._refused += 1
@@ -85,23 +85,23 @@ class Reuse:
     # ── keeping ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def is_wanted(self, tokens: int) -> bool:
-        """Whether a document of so many tokens may be on the shelf at all."""
+        """Whether a document of so many tokens may be on the KV store at all."""
         return tokens >= (
-            LEAST_TOKENS if self.shelf.settings.documents == "always" else _LEAST_DOCUMENT_TOKENS
+            LEAST_TOKENS if self.session.settings.documents == "always" else _LEAST_DOCUMENT_TOKENS
         )
 
     def keeps(self, tokens: int, size_bytes: int, awaited: int) -> bool:
         """Whether the cache of a document is to be kept, which ``awaited`` further questions of this run will
         want.
         """
-        if self.shelf.settings.documents != "auto":
-            return self.shelf.settings.documents == "always"
-        speeds = self.shelf.store.speeds.read_bytes_per_second, self.shelf.prefill_tokens_per_second
+        if self.session.settings.documents != "auto":
+            return self.session.settings.documents == "always"
+        speeds = self.session.store.speeds.read_bytes_per_second, self.session.prefill_tokens_per_second
         return awaited > 0 and worth_loading(size_bytes, speeds[0], tokens, speeds[1])
 
     def put(
         self,
-        kind: Kind,
+        kind: EntryKind,
         ids: Sequence[int],
         seconds: float,
         ranges: Mapping[str, torch.Tensor],
@@ -109,7 +109,7 @@ class Reuse:
     ) -> None:
         """Write in the background what ``ids`` have left behind. The tensors must never change again."""
         entry = Entry(self._fingerprint, kind, tuple(ids), seconds)
-        self.shelf.writer.put(entry, Segment(0, ranges, states or {}), copy=False)
+        self.session.writer.put(entry, Segment(0, ranges, states or {}), copy=False)
 
     # ── long documents ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -126,16 +126,16 @@ class Reuse:
         ``begin``, where the last one ended. None: the writer is busy, and this one is left out.
         """
         entry = Entry(self._fingerprint, "checkpoint", tuple(document[:end]), seconds, owner=_owner(document))
-        return self.shelf.writer.put(entry, Segment(begin, ranges, states), copy=False)
+        return self.session.writer.put(entry, Segment(begin, ranges, states), copy=False)
 
     def finish(self, document: Sequence[int], *, keep: bool) -> None:
         """The questions about ``document`` are answered; with ``keep`` its checkpoint stays as a document's
         cache, else it goes once the answers have had time to be recorded.
         """
         if keep:
-            self.shelf.writer.finish_checkpoint(self._fingerprint, _owner(document), become="document")
+            self.session.writer.finish_checkpoint(self._fingerprint, _owner(document), become="document")
         else:
-            self.shelf.finish_later(self._fingerprint, _owner(document))
+            self.session.finish_later(self._fingerprint, _owner(document))
 
     def save_tokens(self, question: str, ids: Sequence[int], tokens: Sequence[int], seconds: float) -> None:
         """Checkpoint of a text: ``tokens`` are decoded so far. ``question`` tells it from others about the
@@ -149,20 +149,20 @@ class Reuse:
             owner={"question": question},
             extra={"tokens": list(tokens)},
         )
-        self.shelf.writer.put(entry, Segment(0, {}), copy=False)
+        self.session.writer.put(entry, Segment(0, {}), copy=False)
 
     def saved_tokens(self, question: str) -> tuple[int, ...]:
         """What an earlier process had decoded; empty where nothing is known."""
-        found = self.shelf.store.find_checkpoint(self._progress, {"question": question})
-        loaded = None if found is None else self.shelf.store.load(found)
+        found = self.session.store.find_checkpoint(self._progress, {"question": question})
+        loaded = None if found is None else self.session.store.load(found)
         return () if loaded is None else tuple(int(token) for token in loaded.extra.get("tokens", ()))
 
     def finish_tokens(self, question: str) -> None:
         """The text is complete; what is saved of it goes once it has had time to be recorded."""
-        self.shelf.finish_later(self._progress, {"question": question})
+        self.session.finish_later(self._progress, {"question": question})
 
 
-class Saving:
+class PrefillCheckpoints:
     """The checkpoints of one long document, about every ``checkpoint_seconds``; ``saved_tokens`` are there
     already.
 
@@ -170,7 +170,7 @@ class Saving:
     process in the way), the next begins at the first token again.
     """
 
-    def __init__(self, reuse: Reuse, document: Sequence[int], saved_tokens: int) -> None:
+    def __init__(self, reuse: PrefixStore, document: Sequence[int], saved_tokens: int) -> None:
         self._reuse = reuse
         self._document = document
         self._saved_tokens = saved_tokens
@@ -181,7 +181,7 @@ class Saving:
 
     def is_due(self) -> bool:
         """Whether it is time."""
-        return time.monotonic() - self._last >= self._reuse.shelf.settings.checkpoint_seconds
+        return time.monotonic() - self._last >= self._reuse.session.settings.checkpoint_seconds
 
     def save(self, end: int, seconds: float, tensors: Callable[[int], tuple[_Tensors, _Tensors]]) -> None:
         """All tokens up to ``end``, unless they are saved; ``tensors`` gives ranges from a token on, and

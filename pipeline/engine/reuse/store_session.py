@@ -49,7 +49,7 @@ class Tally:
     saved_seconds: float = 0.0
 
 
-class Shelf:
+class StoreSession:
     """See the module. ``notes`` are sentences for the report."""
 
     def __init__(self, store: KvStore, settings: StoreConfig, *, queued_bytes: int = _QUEUED_BYTES) -> None:
@@ -118,7 +118,7 @@ class Shelf:
         return facts
 
 
-def open_shelf(config: Config, plan: Plan) -> tuple[Shelf | None, str]:
+def open_session(config: Config, plan: Plan) -> tuple[StoreSession | None, str]:
     """The store, and what it is, in words; None where it is off or its folder cannot be used."""
     settings = config.kv_cache.store
     if not settings.quota:
@@ -136,6 +136,6 @@ def open_shelf(config: Config, plan: Plan) -> tuple[Shelf | None, str]:
     queued_bytes = min(
         _QUEUED_BYTES, max(plan.batch_tokens * plan.kv_bytes_per_token // _QUEUED_SHARE, 1 << 26)
     )
-    return Shelf(
+    return StoreSession(
         store, settings, queued_bytes=queued_bytes
     ), f"{folder}, {settings.format}, documents {settings.documents}"

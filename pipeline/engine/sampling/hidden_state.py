@@ -26,10 +26,10 @@ _HALF_MOST = 65504.0
 _MIX = 0x9E3779B1
 
 # Several batches may be in one model at once; each sees what it has asked the head itself.
-_watching: ContextVar[Watch | None] = ContextVar("watching", default=None)
+_watching: ContextVar[HiddenStateHook | None] = ContextVar("watching", default=None)
 
 
-class Watch:
+class HiddenStateHook:
     """The input of a model's head at its last pass, (rows, columns, hidden), or None where the model does not
     show it.
     """
@@ -49,9 +49,9 @@ class Watch:
 
 
 @contextmanager
-def watched(model: Any, *, wanted: bool = True) -> Iterator[Watch]:
+def watched(model: Any, *, wanted: bool = True) -> Iterator[HiddenStateHook]:
     """While inside, the states that ``model``'s head is given are seen."""
-    watch = Watch()
+    watch = HiddenStateHook()
     head = model.get_output_embeddings() if wanted else None
     if head is None:
         yield watch

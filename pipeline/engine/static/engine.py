@@ -21,30 +21,30 @@ import torch
 
 from pipeline.engine.batching import RowLimits, batch_columns, next_batch, row_tokens
 from pipeline.engine.interface import Listener
-from pipeline.engine.kv.cache import Placement, make_cache
+from pipeline.engine.kv.cache import make_cache
 from pipeline.engine.model.forward import Forward
-from pipeline.engine.static.generate import NON_FINITE, Reply, Settings, generate
-from pipeline.engine.static.score import Scored, score
-from pipeline.engine.static.staged_prefill import REUSABLE, Stages
+from pipeline.engine.static.generate import NON_FINITE, PassLimits, Reply, generate
+from pipeline.engine.static.score import RowScores, score
+from pipeline.engine.static.staged_prefill import REUSABLE, StagedPrefill
 from pipeline.errors import OutOfMemory
-from pipeline.records import Decode, Generation, Plan, Request, Score
+from pipeline.records import Decode, Generation, KvPlacement, Plan, Request, Score
 
 _NO_MEMORY_TEXTS = ("not enough memory", "defaultcpuallocator", "out of memory", "cannot allocate memory")
 # Where keys and values go when even one document does not fit otherwise; to a placement that changes answers
 # only if that is allowed.
-_FURTHER: Mapping[str, tuple[Placement, ...]] = {
+_FURTHER: Mapping[str, tuple[KvPlacement, ...]] = {
     "device": ("offloaded", "disk"),
     "quantized": ("offloaded", "disk"),
     "offloaded": ("disk",),
 }
-_WHERE: Mapping[Placement, str] = {"offloaded": "offloaded", "disk": "on disk", "quantized": "quantized"}
+_WHERE: Mapping[KvPlacement, str] = {"offloaded": "offloaded", "disk": "on disk", "quantized": "quantized"}
 _AS_PLANNED = "as planned"
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _SMALLEST_CHUNK_TOKENS = 16
 _Error = tuple[str, str]
 
 
-class ModelEngine:
+class StaticEngine:
     """Implements ``pipeline.engine.interface.Engine`` over a loaded causal language model. One thread; the
     model is never moved.
     """
@@ -53,7 +53,7 @@ class ModelEngine:
         self._forward = Forward(model)
         self._plan = plan
         self._end_ids = frozenset(end_ids)
-        self._settings = Settings(
+        self._settings = PassLimits(
             plan.prefill_chunk_tokens, plan.max_batch_rows, plan.batch_tokens, plan.placement, pad_id
         )
         self._queue: dict[int, Request] = {}
@@ -64,7 +64,7 @@ class ModelEngine:
         self._may_quantize = (
             plan.lossy_last_resort and plan.placement != "quantized" and is_quantizable(self._forward)
         )
-        self.stages: Stages | None = None
+        self.stages: StagedPrefill | None = None
         """How documents come from the store and go there; None: they are always read."""
         self.listener: Listener | None = None
 
@@ -166,7 +166,7 @@ class ModelEngine:
         )
         return [_failed(request, ("out_of_memory", message))]
 
-    def _ever_smaller(self) -> Iterable[tuple[str, Settings]]:
+    def _ever_smaller(self) -> Iterable[tuple[str, PassLimits]]:
         """Ways to run one request, each with less memory than the one before, and what they are called."""
         small = max(_SMALLEST_CHUNK_TOKENS, self._settings.prefill_chunk_tokens // 4)
         yield _AS_PLANNED, self._settings
@@ -179,7 +179,7 @@ class ModelEngine:
                 replace(self._settings, prefill_chunk_tokens=small, score_rows=1, placement=placement),
             )
 
-    def _attempt(self, batch: Sequence[Request], settings: Settings) -> Sequence[Generation] | Exception:
+    def _attempt(self, batch: Sequence[Request], settings: PassLimits) -> Sequence[Generation] | Exception:
         """Run ``batch``; an exception of the model is returned without the frames that hold its tensors."""
         if self.listener is not None:
             self.listener.started([request.request_id for request in batch])
@@ -199,7 +199,9 @@ class ModelEngine:
             ]
         return failure
 
-    def _replies(self, batch: Sequence[Request], settings: Settings) -> Sequence[Reply | Scored | _Error]:
+    def _replies(
+        self, batch: Sequence[Request], settings: PassLimits
+    ) -> Sequence[Reply | RowScores | _Error]:
         if self.stages is not None and settings.placement in REUSABLE:
             staged = self.stages.replies(batch, self._end_ids, settings)
             if staged is not None:
@@ -286,7 +288,7 @@ def free_memory() -> None:
 
 
 def generation_of(
-    request: Request, reply: Reply | Scored | _Error, placement: str, rows: int, seconds: float
+    request: Request, reply: Reply | RowScores | _Error, placement: str, rows: int, seconds: float
 ) -> Generation:
     """What is given back for ``request``: its text, its scores, or why there is neither.
 
@@ -303,7 +305,7 @@ def generation_of(
         return replace(
             common, token_ids=tuple(reply.token_ids), finish_reason=reply.finish_reason, error=reply.error
         )
-    if isinstance(reply, Scored):
+    if isinstance(reply, RowScores):
         return replace(common, scores=tuple(float(value) for value in reply.scores), features=reply.features)
     return replace(common, finish_reason="error", error=reply)
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from pipeline.engine.batching import chunk_columns, prefill_groups
-from pipeline.engine.kv.cache import AnyCache, Placement, can_join, join_rows, make_cache, select_rows
+from pipeline.engine.kv.cache import AnyCache, can_join, join_rows, make_cache, select_rows
 from pipeline.engine.model.forward import Forward, left_padded
 from pipeline.engine.sampling.repetition import RepetitionDetector
 from pipeline.engine.sampling.sampler import TokenSampler, sampler_for
-from pipeline.records import Decode, FinishReason
+from pipeline.records import Decode, FinishReason, KvPlacement
 
 NON_FINITE = (
     "non_finite_logits",
@@ -31,7 +31,7 @@ NON_FINITE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class PassLimits:
     """How much at once: tokens of one prefill pass, rows of one scoring pass, and where keys and values
     live.
     """
@@ -39,7 +39,7 @@ class Settings:
     prefill_chunk_tokens: int
     score_rows: int
     batch_tokens: int
-    placement: Placement
+    placement: KvPlacement
     pad_id: int
 
 
@@ -75,7 +75,7 @@ class Reply:
 
 
 def prefill(
-    forward: Forward, prompts: Sequence[Sequence[int]], settings: Settings, reserve_tokens: int = 0
+    forward: Forward, prompts: Sequence[Sequence[int]], settings: PassLimits, reserve_tokens: int = 0
 ) -> Rows:
     """Read ``prompts`` together, padded on the left, in passes of about ``settings.prefill_chunk_tokens``
     tokens.
@@ -93,7 +93,7 @@ def prefill(
 
 
 def prefill_in_groups(
-    forward: Forward, prompts: Sequence[Sequence[int]], settings: Settings, reserve_tokens: int = 0
+    forward: Forward, prompts: Sequence[Sequence[int]], settings: PassLimits, reserve_tokens: int = 0
 ) -> Rows:
     """Read ``prompts`` in groups of near lengths and join them into one batch."""
     groups = prefill_groups([len(prompt) for prompt in prompts], settings.prefill_chunk_tokens)
@@ -125,7 +125,7 @@ def generate(
     prompts: Sequence[Sequence[int]],
     asks: Sequence[Decode],
     end_ids: Collection[int],
-    settings: Settings,
+    settings: PassLimits,
 ) -> list[Reply]:
     """Replies to ``prompts`` (one ask each), in their order."""
     with torch.inference_mode():

@@ -18,13 +18,13 @@ import torch
 from pipeline.engine.batching import prefill_groups
 from pipeline.engine.model.forward import Forward, right_padded
 from pipeline.engine.sampling.hidden_state import packed, watched
-from pipeline.engine.static.generate import NON_FINITE, Rows, Settings, prefill, selected
+from pipeline.engine.static.generate import NON_FINITE, PassLimits, Rows, prefill, selected
 from pipeline.records import Score
 
 Scores = tuple[float, ...]
 
 
-class Scored(NamedTuple):
+class RowScores(NamedTuple):
     """A prompt's scores, and its features where they were asked for."""
 
     scores: Scores
@@ -35,12 +35,12 @@ _Tail = tuple[int, int, tuple[int, ...]]  # row of its prompt, index among that 
 
 
 def score(
-    forward: Forward, prompts: Sequence[Sequence[int]], asks: Sequence[Score], settings: Settings
-) -> list[Scored | tuple[str, str]]:
+    forward: Forward, prompts: Sequence[Sequence[int]], asks: Sequence[Score], settings: PassLimits
+) -> list[RowScores | tuple[str, str]]:
     """For each prompt the log-probabilities of its continuations in their order, or (kind, message) where
     logits are not numbers.
     """
-    results: list[Scored | tuple[str, str]] = []
+    results: list[RowScores | tuple[str, str]] = []
     with torch.inference_mode():
         for group in prefill_groups([len(prompt) for prompt in prompts], settings.prefill_chunk_tokens):
             with watched(forward.model, wanted=any(asks[row].features for row in group)) as watch:
@@ -52,13 +52,13 @@ def score(
             ]
             found = score_rows(forward, rows, [asks[row] for row in group], settings)
             results += [
-                Scored(scores, state) if all(map(math.isfinite, scores)) else NON_FINITE
+                RowScores(scores, state) if all(map(math.isfinite, scores)) else NON_FINITE
                 for scores, state in zip(found, features, strict=True)
             ]
     return results
 
 
-def score_rows(forward: Forward, rows: Rows, asks: Sequence[Score], settings: Settings) -> list[Scores]:
+def score_rows(forward: Forward, rows: Rows, asks: Sequence[Score], settings: PassLimits) -> list[Scores]:
     """Log-probabilities of each row's continuations. ``rows`` stays as it is and can be asked again."""
     totals = _first_tokens(rows.logits, asks)
     tails = [
@@ -82,7 +82,7 @@ def _first_tokens(logits: torch.Tensor, asks: Sequence[Score]) -> list[list[floa
     return totals
 
 
-def _tail_groups(tails: Sequence[_Tail], columns: int, settings: Settings) -> list[list[_Tail]]:
+def _tail_groups(tails: Sequence[_Tail], columns: int, settings: PassLimits) -> list[list[_Tail]]:
     """Longest continuations first, so that a group pads little; rows x columns within ``batch_tokens``, or
     one row alone.
     """
@@ -101,7 +101,7 @@ def _tail_groups(tails: Sequence[_Tail], columns: int, settings: Settings) -> li
     return groups
 
 
-def _tail_scores(forward: Forward, rows: Rows, group: Sequence[_Tail], settings: Settings) -> list[float]:
+def _tail_scores(forward: Forward, rows: Rows, group: Sequence[_Tail], settings: PassLimits) -> list[float]:
     """For each of ``group``, the log-probability of its tokens after the first."""
     longest = len(group[0][2]) - 1
     copies = selected(rows, [row for row, _, _ in group], rows.columns + longest)

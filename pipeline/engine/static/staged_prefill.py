@@ -16,28 +16,28 @@ from typing import Any
 
 import torch
 
-from pipeline.engine.kv.cache import AnyCache, Placement, can_join, make_cache
+from pipeline.engine.kv.cache import AnyCache, can_join, make_cache
 from pipeline.engine.kv.serialize import restored, row_tensors, unknown_layers
 from pipeline.engine.model.forward import Forward
-from pipeline.engine.reuse.prefix_store import Reuse, Saving
+from pipeline.engine.reuse.prefix_store import PrefillCheckpoints, PrefixStore
 from pipeline.engine.sampling.hidden_state import packed, watched
 from pipeline.engine.static.generate import (
     NON_FINITE,
+    PassLimits,
     Reply,
     Rows,
-    Settings,
     decode,
     joined,
     prefill_in_groups,
 )
-from pipeline.engine.static.score import Scored, score, score_rows
-from pipeline.records import Decode, Request, Score, document_of
+from pipeline.engine.static.score import RowScores, score, score_rows
+from pipeline.records import Decode, KvPlacement, Request, Score, document_of
 
 _Tensors = dict[str, torch.Tensor]
-_Answer = Reply | Scored | tuple[str, str]
+_Answer = Reply | RowScores | tuple[str, str]
 _TRIAL_TOKENS, _TRIAL_CUT = 40, 29
 # Placements whose layers can be taken apart into tensors.
-REUSABLE: tuple[Placement, ...] = ("device", "offloaded")
+REUSABLE: tuple[KvPlacement, ...] = ("device", "offloaded")
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class _Cached:
     resumed: bool = False
 
 
-class Stages:
+class StagedPrefill:
     """See the module. Keeps the last documents about which this run has further questions in memory, up to
     ``recent_tokens``.
     """
 
-    def __init__(self, forward: Forward, reuse: Reuse, recent_tokens: int) -> None:
+    def __init__(self, forward: Forward, reuse: PrefixStore, recent_tokens: int) -> None:
         self._forward = forward
         self._reuse = reuse
         self._recent_tokens = recent_tokens
@@ -66,7 +66,7 @@ class Stages:
         self._joins = can_join(make_cache(forward.config, "device", forward.device))
 
     def replies(
-        self, batch: Sequence[Request], end_ids: Collection[int], settings: Settings
+        self, batch: Sequence[Request], end_ids: Collection[int], settings: PassLimits
     ) -> Sequence[_Answer] | None:
         """Answers to ``batch`` in its order; None where nothing of it is stored or to be stored, and it may
         as well be read together.
@@ -103,20 +103,24 @@ class Stages:
             return None
         key = document_of(request)
         if key in self._recent:
-            self._reuse.shelf.tally.shared += 1
+            self._reuse.session.tally.shared += 1
             return self._recent[key]
         found = self._reuse.find(key)
         if found is not None:
             loaded, resumed = found
             return _Cached(loaded.tokens, dict(loaded.ranges), dict(loaded.states), resumed)
-        wanted = request.awaited > 0 or self._keeps(request, key) or self._reuse.shelf.is_long(len(key))
+        wanted = request.awaited > 0 or self._keeps(request, key) or self._reuse.session.is_long(len(key))
         return _Cached(0, {}, {}) if wanted else None
 
     def _keeps(self, request: Request, key: Sequence[int]) -> bool:
         return self._reuse.keeps(len(key), 0, request.awaited)
 
     def _answers(
-        self, requests: Sequence[Request], found: deque[_Cached], end_ids: Collection[int], settings: Settings
+        self,
+        requests: Sequence[Request],
+        found: deque[_Cached],
+        end_ids: Collection[int],
+        settings: PassLimits,
     ) -> list[_Answer]:
         """``requests``: those to be read together, then one for each of ``found``, which is emptied: each is
         let go once it is a row, or the batch would be in memory twice.
@@ -146,10 +150,10 @@ class Stages:
                 row = self._read(request, found.popleft(), settings)
             features = packed(watch.seen[0, -1]) if watch.seen is not None else b""
             scores = score_rows(self._forward, row, [ask], settings)[0]
-            answers.append(Scored(scores, features) if all(map(math.isfinite, scores)) else NON_FINITE)
+            answers.append(RowScores(scores, features) if all(map(math.isfinite, scores)) else NON_FINITE)
         return answers
 
-    def _read(self, request: Request, cached: _Cached, settings: Settings) -> Rows:
+    def _read(self, request: Request, cached: _Cached, settings: PassLimits) -> Rows:
         """The whole prompt of one request as a row, from where ``cached`` ends."""
         key = document_of(request)
         cache = _cache_of(self._forward, cached, settings, len(request.ids))
@@ -163,12 +167,12 @@ class Stages:
         return _row(self._forward, cache, len(request.ids), logits)
 
     def _read_document(
-        self, request: Request, key: tuple[int, ...], cached: _Cached, cache: AnyCache, settings: Settings
+        self, request: Request, key: tuple[int, ...], cached: _Cached, cache: AnyCache, settings: PassLimits
     ) -> None:
-        shelf, chunk = self._reuse.shelf, settings.prefill_chunk_tokens
-        keep, long = self._keeps(request, key), shelf.is_long(len(key))
+        session, chunk = self._reuse.session, settings.prefill_chunk_tokens
+        keep, long = self._keeps(request, key), session.is_long(len(key))
         saving = (
-            Saving(self._reuse, key, cached.tokens if cached.resumed else 0)
+            PrefillCheckpoints(self._reuse, key, cached.tokens if cached.resumed else 0)
             if long or cached.resumed
             else None
         )
@@ -180,7 +184,7 @@ class Stages:
             if saving is not None and end < len(key) and saving.is_due():
                 saving.save(end, time.perf_counter() - started, lambda begin: row_tensors(cache, begin))
         seconds = time.perf_counter() - started
-        shelf.computed(len(key) - cached.tokens, seconds)
+        session.computed(len(key) - cached.tokens, seconds)
         self._put(
             request, key, cache, seconds * len(key) / (len(key) - cached.tokens), keep=keep, saving=saving
         )
@@ -193,7 +197,7 @@ class Stages:
         seconds: float,
         *,
         keep: bool,
-        saving: Saving | None,
+        saving: PrefillCheckpoints | None,
     ) -> None:
         if saving is not None and saving.used:
             if keep or isinstance(request.ask, Decode):  # scoring takes a moment beside the document
@@ -211,7 +215,7 @@ class Stages:
                 self._recent.popitem(last=False)
 
 
-def _cache_of(forward: Forward, cached: _Cached, settings: Settings, columns: int) -> AnyCache:
+def _cache_of(forward: Forward, cached: _Cached, settings: PassLimits, columns: int) -> AnyCache:
     if not cached.tokens:
         return make_cache(forward.config, settings.placement, forward.device, columns)
     return restored(

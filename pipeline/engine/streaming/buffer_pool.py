@@ -1,6 +1,6 @@
-"""Storage for units on their way: a few slabs of one size, used again and again, whatever lies in them.
+"""Storage for units on their way: a few buffers of one size, used again and again, whatever lies in them.
 
-A slab takes whole pages of a file as they lie on the disk, so that reads can go around the page cache
+A buffer takes whole pages of a file as they lie on the disk, so that reads can go around the page cache
 straight into it. It begins at a page, and a tensor in it has the place that it has in its page of the file.
 """
 
@@ -14,7 +14,7 @@ from pipeline.engine.streaming.weight_file import PAGE_BYTES, Block, BlockFiles,
 from pipeline.stores.kv.formats import as_bytes
 
 
-class Slab:
+class Buffer:
     """Room for any of ``units``, each of them blocks one behind another in one file; contents undefined."""
 
     def __init__(self, units: Sequence[Sequence[Block]], *, pinned: bool = False) -> None:
@@ -28,7 +28,7 @@ class Slab:
         return as_bytes(self._bytes[: pages(blocks)[1]])
 
     def tensors(self, blocks: Sequence[Block]) -> list[torch.Tensor]:
-        """``blocks``, whose pages have landed, as tensors that share the slab's memory."""
+        """``blocks``, whose pages have landed, as tensors that share the buffer's memory."""
         first, _ = pages(blocks)
         raw = [self._bytes[block.offset - first :][: block.bytes] for block in blocks]
         return [
@@ -38,13 +38,13 @@ class Slab:
 
 def load(files: BlockFiles, blocks: Sequence[Block], *, pinned: bool = False) -> list[torch.Tensor]:
     """``blocks``, one behind another in one file, in memory of their own. Raises Damaged, or OSError."""
-    slab = Slab([blocks], pinned=pinned)
-    files.read(blocks, slab.landing(blocks))
-    return slab.tensors(blocks)
+    buffer = Buffer([blocks], pinned=pinned)
+    files.read(blocks, buffer.landing(blocks))
+    return buffer.tensors(blocks)
 
 
-class Slabs:
-    """Slabs that hold any of the units they were made for.
+class BufferPool:
+    """Buffers that hold any of the units they were made for.
 
     They are not told apart by the tensors' shapes: those of 4-bit statistics differ from layer to layer, so
     each would have its own.
@@ -52,16 +52,16 @@ class Slabs:
 
     def __init__(self, units: Sequence[Sequence[Block]], *, pinned: bool) -> None:
         self._units, self._pinned = units, pinned
-        self._free: list[Slab] = []
+        self._free: list[Buffer] = []
         self.made = 0
 
-    def take(self) -> Slab:
+    def take(self) -> Buffer:
         """One that nobody uses."""
         if self._free:
             return self._free.pop()
         self.made += 1
-        return Slab(self._units, pinned=self._pinned)
+        return Buffer(self._units, pinned=self._pinned)
 
-    def give_back(self, slab: Slab) -> None:
+    def give_back(self, buffer: Buffer) -> None:
         """It may be filled with something else."""
-        self._free.append(slab)
+        self._free.append(buffer)

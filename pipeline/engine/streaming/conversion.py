@@ -19,12 +19,12 @@ from pipeline.engine.model.location import Location, weight_files
 from pipeline.engine.model.nf4 import quantizing_in_pieces
 from pipeline.engine.model.precision import torch_dtype
 from pipeline.engine.streaming.checkpoint_shards import StoredTensor, stored_tensors
-from pipeline.engine.streaming.meta_model import Skeleton, build_skeleton
+from pipeline.engine.streaming.meta_model import MetaModel, build_skeleton
 from pipeline.errors import ConfigError
 
 
 class Conversion:
-    """One model's files, and a skeleton that the library fills group by group. ``device`` is where it
+    """One model's files, and a meta_model that the library fills group by group. ``device`` is where it
     quantizes.
     """
 
@@ -32,10 +32,12 @@ class Conversion:
         from transformers.conversion_mapping import get_model_conversion_mapping
 
         self._config, self._dtype, self._device = config, torch_dtype(dtype), device
-        self.skeleton: Skeleton = build_skeleton(config, location, dtype)
-        self._mapping: Any = get_model_conversion_mapping(self.skeleton.model, None, self.skeleton.quantizer)
+        self.meta_model: MetaModel = build_skeleton(config, location, dtype)
+        self._mapping: Any = get_model_conversion_mapping(
+            self.meta_model.model, None, self.meta_model.quantizer
+        )
         self._sources = self._by_group(stored_tensors(weight_files(location)))
-        missing = [group for group in self.skeleton.groups() if group not in self._sources]
+        missing = [group for group in self.meta_model.groups() if group not in self._sources]
         if missing:
             raise ConfigError(
                 f"the weight files of {config.id} lack {len(missing)} parts of its architecture, such as "
@@ -52,13 +54,13 @@ class Conversion:
 
         Raises ConfigError where the files lack some or the library cannot convert them.
         """
-        names = [name for name, of in self.skeleton.tensors.items() if of == group]
-        empty = {name: _tensor(self.skeleton.model, name) for name in names}
+        names = [name for name, of in self.meta_model.tensors.items() if of == group]
+        empty = {name: _tensor(self.meta_model.model, name) for name in names}
         problems = self._load(self._sources[group])
         found: dict[str, torch.Tensor] = {}
         try:
             for name in names:
-                tensor = _tensor(self.skeleton.model, name)
+                tensor = _tensor(self.meta_model.model, name)
                 if tensor.device.type == "meta":
                     raise ConfigError(
                         f"the weight files of {self._config.id} lack {name}, or it cannot be made from "
@@ -67,7 +69,7 @@ class Conversion:
                 found.update(_described(name, tensor))
         finally:
             for name, tensor in empty.items():
-                _put(self.skeleton.model, name, tensor)
+                _put(self.meta_model.model, name, tensor)
         return found
 
     def _load(self, sources: Mapping[str, StoredTensor]) -> str:
@@ -77,16 +79,16 @@ class Conversion:
         settings = LoadStateDictConfig(
             dtype=self._dtype,
             # as from_pretrained does
-            dtype_plan=self.skeleton.model._get_dtype_plan(self._dtype),  # noqa: SLF001
+            dtype_plan=self.meta_model.model._get_dtype_plan(self._dtype),  # noqa: SLF001
             device_map={"": str(self._device)},
-            hf_quantizer=self.skeleton.quantizer,
+            hf_quantizer=self.meta_model.quantizer,
             weight_mapping=self._mapping,
         )
         in_pieces = (
-            quantizing_in_pieces() if self.skeleton.quantizer is not None else contextlib.nullcontext()
+            quantizing_in_pieces() if self.meta_model.quantizer is not None else contextlib.nullcontext()
         )
         with in_pieces:
-            report, _ = convert_and_load_state_dict_in_model(self.skeleton.model, dict(sources), settings)
+            report, _ = convert_and_load_state_dict_in_model(self.meta_model.model, dict(sources), settings)
         wrong = [
             *report.conversion_errors.values(),
             *(f"{name} has shape {have}, not {want}" for name, have, want in report.mismatched_keys),
@@ -99,14 +101,14 @@ class Conversion:
 
         renamings = [entry for entry in self._mapping if isinstance(entry, WeightRenaming)]
         converters = [entry for entry in self._mapping if isinstance(entry, WeightConverter)]
-        model = self.skeleton.model
+        model = self.meta_model.model
         known = model.state_dict()
         found: dict[str, dict[str, StoredTensor]] = {}
         for key, tensor in stored.items():
             target, _ = rename_source_key(key, renamings, converters, model.base_model_prefix, known)
             if target not in known and key in known:
                 target, _ = rename_source_key(key, [], [], model.base_model_prefix, known)
-            group = self.skeleton.tensors.get(target)
+            group = self.meta_model.tensors.get(target)
             if group is not None:
                 found.setdefault(group, {})[key] = tensor
         return found

@@ -1,5 +1,5 @@
-"""Gates in a model: before a layer computes, its weights are there. Outside of lanes they are loaded at once;
-a lane waits.
+"""Gates in a model: before a layer computes, its weights are there. Outside of micro-batches they are loaded
+at once; a micro-batch waits.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from typing import Any
 
 import torch
 
-from pipeline.engine.streaming.microbatch_scheduler import Lanes
-from pipeline.engine.streaming.weight_prefetcher import StreamedWeights
+from pipeline.engine.streaming.microbatch_scheduler import MicrobatchScheduler
+from pipeline.engine.streaming.weight_prefetcher import WeightPrefetcher
 
 
-class Gates:
-    """The gates of one model. ``lanes`` is set while an engine runs micro-batches; without it every call
-    passes on its own.
+class LayerHooks:
+    """The gates of one model. ``microbatches`` is set while an engine runs micro-batches; without it every
+    call passes on its own.
     """
 
-    def __init__(self, model: Any, weights: StreamedWeights) -> None:
+    def __init__(self, model: Any, weights: WeightPrefetcher) -> None:
         self.weights = weights
-        self.lanes: Lanes[Any] | None = None
+        self.microbatches: MicrobatchScheduler[Any] | None = None
         for path, index in weights.by_module.items():
             module = model.get_submodule(path)
             module.forward = self._gated(module.forward, index)
@@ -36,20 +36,20 @@ class Gates:
 
     def _gated(self, forward: Callable[..., Any], index: int) -> Callable[..., Any]:
         def passed(*args: Any, **kwargs: Any) -> Any:
-            lane = self.lanes.current() if self.lanes is not None else None
-            if lane is None or self.lanes is None:
+            microbatch = self.microbatches.current() if self.microbatches is not None else None
+            if microbatch is None or self.microbatches is None:
                 self.weights.open(index)
             else:
-                self.lanes.wait(lane, index)
+                self.microbatches.wait(microbatch, index)
             return forward(*args, **kwargs)
 
         return passed
 
     def _head(self, states: torch.Tensor) -> torch.Tensor:
-        lane = self.lanes.current() if self.lanes is not None else None
-        if lane is None or self.lanes is None:
+        microbatch = self.microbatches.current() if self.microbatches is not None else None
+        if microbatch is None or self.microbatches is None:
             return self.heads([states])[0]
-        products: torch.Tensor = self.lanes.wait(lane, -1, states)
+        products: torch.Tensor = self.microbatches.wait(microbatch, -1, states)
         return products
 
     def _count(self, *_: Any) -> None:

@@ -12,17 +12,17 @@ from typing import Any
 import torch
 
 from pipeline.config import Config
-from pipeline.engine.model.device_map import Placement, allowed_bytes, plan_placement, size
+from pipeline.engine.model.device_map import DeviceMap, allowed_bytes, plan_device_map, size
 from pipeline.engine.model.forward import lay_out_for_head
 from pipeline.engine.model.library_logging import quiet_libraries
 from pipeline.engine.model.loading import LoadedModel
 from pipeline.engine.model.location import Location, fetch_weights
 from pipeline.engine.model.peak_memory import PeakMemory, give_large_blocks_back
-from pipeline.engine.streaming.layer_hooks import Gates
+from pipeline.engine.streaming.layer_hooks import LayerHooks
 from pipeline.engine.streaming.meta_model import build_skeleton, plain_products
 from pipeline.engine.streaming.prepared_weights import Wanted, prepare
 from pipeline.engine.streaming.tiers import plan_tiers
-from pipeline.engine.streaming.weight_prefetcher import StreamedWeights, require_plain_head
+from pipeline.engine.streaming.weight_prefetcher import WeightPrefetcher, require_plain_head
 from pipeline.errors import ConfigError, DoesNotFit
 from pipeline.records import Plan, Streaming
 from pipeline.system.hardware import available_ram_bytes
@@ -32,12 +32,12 @@ from pipeline.system.hardware import available_ram_bytes
 class StreamedModel(LoadedModel):
     """A model whose layers have their weights only while they compute."""
 
-    gates: Gates
+    hooks: LayerHooks
 
     @property
     def input_device(self) -> torch.device:
         """Where token ids go."""
-        return self.gates.weights.device
+        return self.hooks.weights.device
 
 
 def why_streamed(config: Config, location: Location, plan: Plan) -> str | None:
@@ -64,7 +64,7 @@ def why_streamed(config: Config, location: Location, plan: Plan) -> str | None:
             f"streaming keeps them quantized elsewhere"
         )
     try:
-        placement = plan_placement(config.model, location, plan.dtype)
+        placement = plan_device_map(config.model, location, plan.dtype)
     except DoesNotFit:
         if config.model.quantization == "none":
             raise
@@ -125,27 +125,27 @@ def _open(
             Wanted(config.model, location, dtype, weights, device), say, config.engine.prepared_quota
         )
         preparing_seconds = time.monotonic() - started
-        skeleton = build_skeleton(config.model, location, dtype)
-        require_plain_head(skeleton.model, config.model.id)
-        tiers = plan_tiers(skeleton, prepared.files, config.model.id, device_bytes, ram_bytes, planned)
-        plain_products(skeleton)
+        meta_model = build_skeleton(config.model, location, dtype)
+        require_plain_head(meta_model.model, config.model.id)
+        tiers = plan_tiers(meta_model, prepared.files, config.model.id, device_bytes, ram_bytes, planned)
+        plain_products(meta_model)
         say(f"streaming {config.model.id}: {tiers.describe(device.type)} ({reason})")
-        streamed = StreamedWeights(skeleton, prepared, tiers, device)
-        skeleton.model.get_input_embeddings().computes_on = device
-        lay_out_for_head(skeleton.model)
-        gates = Gates(skeleton.model, streamed)
+        streamed = WeightPrefetcher(meta_model, prepared, tiers, device)
+        meta_model.model.get_input_embeddings().computes_on = device
+        lay_out_for_head(meta_model.model)
+        hooks = LayerHooks(meta_model.model, streamed)
     by_device = {
         str(device): tiers.bytes_in("device"),
         "cpu": tiers.bytes_in("ram"),
         "disk": tiers.bytes_in("disk"),
     }
-    placement = Placement({"": "streamed"}, {name: amount for name, amount in by_device.items() if amount})
+    placement = DeviceMap({"": "streamed"}, {name: amount for name, amount in by_device.items() if amount})
     facts = {
         "weights_bytes": placement.needed_bytes,
         "dtype": dtype,
         "quantization": {"type": config.model.quantization, "compute_dtype": dtype},
         # the setting has no public reader
-        "attention": str(skeleton.model.config._attn_implementation),  # noqa: SLF001
+        "attention": str(meta_model.model.config._attn_implementation),  # noqa: SLF001
         "device_map": {"": f"streamed by the {tiers.grain}"},
         "bytes_by_device": dict(placement.bytes_by_device),
         "placement": tiers.describe(device.type),
@@ -161,7 +161,7 @@ def _open(
         "peak_load_bytes": peak.bytes,
         "shipped_generation_settings": location.json("generation_config.json"),
     }
-    return StreamedModel(skeleton.model, placement, facts, gates)
+    return StreamedModel(meta_model.model, placement, facts, hooks)
 
 
 def _room(config: Config) -> tuple[torch.device, int, int]:

@@ -22,7 +22,7 @@ from pipeline.errors import ConfigError
 
 
 @dataclass(slots=True)
-class Skeleton:
+class MetaModel:
     """``model`` and the path of its list of layers. ``quantizer`` is the library's, None in plain numbers."""
 
     model: Any
@@ -46,7 +46,7 @@ class Skeleton:
         return found
 
 
-def build_skeleton(config: ModelConfig, location: Location, dtype: str) -> Skeleton:
+def build_skeleton(config: ModelConfig, location: Location, dtype: str) -> MetaModel:
     """The quantized model as the library would fill it, on the meta device. Raises ConfigError with the
     reason where it cannot stream.
     """
@@ -85,9 +85,9 @@ def build_skeleton(config: ModelConfig, location: Location, dtype: str) -> Skele
                 model=model, dtype=torch_dtype(dtype), device_map={"": "cpu"}, checkpoint_files=[]
             )
     model.eval()
-    skeleton = Skeleton(model, _layers_path(model, config.id), quantizer)
-    skeleton.tensors = _grouped(skeleton)
-    return skeleton
+    meta_model = MetaModel(model, _layers_path(model, config.id), quantizer)
+    meta_model.tensors = _grouped(meta_model)
+    return meta_model
 
 
 @contextlib.contextmanager
@@ -130,16 +130,16 @@ def _layers_path(model: Any, name: str) -> str:
     return str(outermost[0])
 
 
-def _grouped(skeleton: Skeleton) -> dict[str, str]:
+def _grouped(meta_model: MetaModel) -> dict[str, str]:
     """Group of each parameter and stored buffer; a tied one is listed under its first name only."""
-    prefix, groups, seen = f"{skeleton.layers_path}.", {}, set()
+    prefix, groups, seen = f"{meta_model.layers_path}.", {}, set()
     unsaved = {
         f"{path}.{name}".lstrip(".")
-        for path, module in skeleton.model.named_modules()
+        for path, module in meta_model.model.named_modules()
         for name in module._non_persistent_buffers_set  # noqa: SLF001  # there is no other way to ask
     }
-    tied = set(skeleton.model.all_tied_weights_keys)
-    named = [*skeleton.model.named_parameters(remove_duplicate=False), *skeleton.model.named_buffers()]
+    tied = set(meta_model.model.all_tied_weights_keys)
+    named = [*meta_model.model.named_parameters(remove_duplicate=False), *meta_model.model.named_buffers()]
     for name, tensor in named:
         if name in unsaved or name in tied or (id(tensor) in seen and isinstance(tensor, torch.nn.Parameter)):
             continue
@@ -149,12 +149,12 @@ def _grouped(skeleton: Skeleton) -> dict[str, str]:
     return groups
 
 
-def plain_products(skeleton: Skeleton) -> None:
+def plain_products(meta_model: MetaModel) -> None:
     """Put plain products in the places of those in 4 bits, for weights that come dequantized."""
-    if skeleton.quantizer is None:
+    if meta_model.quantizer is None:
         return
     kind = import_bitsandbytes().nn.Linear4bit
-    for path, module in list(skeleton.model.named_modules()):
+    for path, module in list(meta_model.model.named_modules()):
         if type(module) is kind:
             with torch.device("meta"):
                 plain = torch.nn.Linear(
@@ -163,4 +163,4 @@ def plain_products(skeleton: Skeleton) -> None:
                     module.bias is not None,
                     dtype=module.compute_dtype,
                 )
-            skeleton.model.set_submodule(path, plain.requires_grad_(False).eval())
+            meta_model.model.set_submodule(path, plain.requires_grad_(False).eval())

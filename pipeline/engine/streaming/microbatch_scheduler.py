@@ -1,10 +1,11 @@
-"""Many micro-batches in one sweep: each runs the model's own forward in a lane of its own, and stops wherever
-weights are needed.
+"""Many micro-batches in one sweep: each runs the model's own forward in a micro-batch of its own, and stops
+wherever weights are needed.
 
-A lane is a greenlet: one thread, one at a time, handed on where a lane stops at a gate. When all lanes of a
-sweep stand at a gate, it is opened once and all of them pass, one after another; so a layer is loaded once
-for all rows there are (Sheng et al., FlexGen, 2023), and what is inside of it (masks, rotary positions,
-caches, routing) stays the model's own code. A lane that begins its next pass waits for the next sweep.
+A micro-batch is a greenlet: one thread, one at a time, handed on where a micro-batch stops at a gate. When
+all micro-batches of a sweep stand at a gate, it is opened once and all of them pass, one after another; so a
+layer is loaded once for all rows there are (Sheng et al., FlexGen, 2023), and what is inside of it (masks,
+rotary positions, caches, routing) stays the model's own code. A micro-batch that begins its next pass waits
+for the next sweep.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ T = TypeVar("T")
 Gate = int
 
 
-class _Lane(Generic[T]):
+class _Microbatch(Generic[T]):
     """One piece of work; ``gate`` is where it stands, ``steps`` how many gates it has reached in its present
     pass.
     """
@@ -43,7 +44,7 @@ class _Lane(Generic[T]):
             self.result = self.work()
         except GreenletExit:
             raise
-        except BaseException as error:  # noqa: BLE001  # handed to the one who runs the lanes
+        except BaseException as error:  # noqa: BLE001  # handed to the one who runs the micro-batches
             self.failure = error
 
     @property
@@ -52,9 +53,9 @@ class _Lane(Generic[T]):
         return bool(self.greenlet.dead)
 
 
-class Lanes(Generic[T]):
-    """Lanes over one set of gates. ``open_gate`` loads what is behind a gate; ``head`` computes several
-    heads' products together.
+class MicrobatchScheduler(Generic[T]):
+    """Micro-batches over one set of gates. ``open_gate`` loads what is behind a gate; ``head`` computes
+    several heads' products together.
     """
 
     def __init__(
@@ -65,123 +66,134 @@ class Lanes(Generic[T]):
     ) -> None:
         self._open_gate, self._head = open_gate, head
         self._pulse = pulse
-        self._lanes: list[_Lane[T]] = []
+        self._microbatches: list[_Microbatch[T]] = []
 
     def __len__(self) -> int:
-        return len(self._lanes)
+        return len(self._microbatches)
 
     @property
     def rows(self) -> int:
-        """Rows of all lanes together."""
-        return sum(lane.rows for lane in self._lanes)
+        """Rows of all micro-batches together."""
+        return sum(microbatch.rows for microbatch in self._microbatches)
 
     def start(self, work: Callable[[], T], rows: int) -> None:
-        """Another lane; it takes part from the next sweep on. ``work`` calls the model, or not at all."""
-        self._lanes.append(_Lane(work, rows))
+        """Another micro-batch; it takes part from the next sweep on. ``work`` calls the model, or not at
+        all.
+        """
+        self._microbatches.append(_Microbatch(work, rows))
 
     def run(self) -> list[tuple[T, float]]:
-        """Sweep until at least one lane has ended; results and each lane's share of the time. Raises what a
-        lane raised.
+        """Sweep until at least one micro-batch has ended; results and each micro-batch's share of the time.
+        Raises what a micro-batch raised.
         """
-        while self._lanes:
+        while self._microbatches:
             self._sweep()
-            if any(lane.ended for lane in self._lanes):
+            if any(microbatch.ended for microbatch in self._microbatches):
                 break
-        ended = [lane for lane in self._lanes if lane.ended]
-        self._lanes = [lane for lane in self._lanes if not lane.ended]
-        for lane in ended:
-            if lane.failure is not None:
-                raise lane.failure
-        return [(cast("T", lane.result), lane.seconds) for lane in ended]
+        ended = [microbatch for microbatch in self._microbatches if microbatch.ended]
+        self._microbatches = [microbatch for microbatch in self._microbatches if not microbatch.ended]
+        for microbatch in ended:
+            if microbatch.failure is not None:
+                raise microbatch.failure
+        return [(cast("T", microbatch.result), microbatch.seconds) for microbatch in ended]
 
     def stop(self) -> None:
-        """End all lanes where they stand."""
-        lanes, self._lanes = self._lanes, []
-        for lane in lanes:
-            if not lane.ended:
-                lane.greenlet.parent = getcurrent()
-                lane.greenlet.throw(GreenletExit)
+        """End all micro-batches where they stand."""
+        microbatches, self._microbatches = self._microbatches, []
+        for microbatch in microbatches:
+            if not microbatch.ended:
+                microbatch.greenlet.parent = getcurrent()
+                microbatch.greenlet.throw(GreenletExit)
 
-    # ── inside of a lane ────────────────────────────────────────────────────────────────────────────────────
+    # ── inside of a micro-batch ─────────────────────────────────────────────────────────────────────────────
 
-    def current(self) -> _Lane[T] | None:
-        """The lane that runs now; None outside of lanes."""
+    def current(self) -> _Microbatch[T] | None:
+        """The micro-batch that runs now; None outside of micro-batches."""
         here = getcurrent()
-        return next((lane for lane in self._lanes if lane.greenlet is here), None)
+        return next((microbatch for microbatch in self._microbatches if microbatch.greenlet is here), None)
 
     def begin_pass(self) -> None:
-        """The lane that runs now calls the model anew."""
-        lane = self.current()
-        if lane is not None:
-            lane.passes += 1
-            lane.steps = 0
+        """The micro-batch that runs now calls the model anew."""
+        microbatch = self.current()
+        if microbatch is not None:
+            microbatch.passes += 1
+            microbatch.steps = 0
 
-    def wait(self, lane: _Lane[T], gate: Gate, states: torch.Tensor | None = None) -> Any:
-        """Stop ``lane``, which runs now, at ``gate`` until it is open; with ``states``, until the head's
-        product with them is there.
+    def wait(self, microbatch: _Microbatch[T], gate: Gate, states: torch.Tensor | None = None) -> Any:
+        """Stop ``microbatch``, which runs now, at ``gate`` until it is open; with ``states``, until the
+        head's product with them is there.
         """
-        lane.gate, lane.states = gate, states
-        lane.steps += 1
-        return lane.greenlet.parent.switch()
+        microbatch.gate, microbatch.states = gate, states
+        microbatch.steps += 1
+        return microbatch.greenlet.parent.switch()
 
     # ── outside ─────────────────────────────────────────────────────────────────────────────────────────────
 
     def _sweep(self) -> None:
-        """Every lane does one pass."""
-        for lane in self._lanes:
-            if lane.gate is None and not lane.ended:
-                self._resume(lane, None)
-        at = {id(lane): lane.passes for lane in self._lanes}
+        """Every micro-batch does one pass."""
+        for microbatch in self._microbatches:
+            if microbatch.gate is None and not microbatch.ended:
+                self._resume(microbatch, None)
+        at = {id(microbatch): microbatch.passes for microbatch in self._microbatches}
         while True:
-            going = [lane for lane in self._lanes if not lane.ended and lane.passes == at[id(lane)]]
+            going = [
+                microbatch
+                for microbatch in self._microbatches
+                if not microbatch.ended and microbatch.passes == at[id(microbatch)]
+            ]
             if not going:
                 return
-            steps = min(lane.steps for lane in going)
-            gate = next(lane.gate for lane in going if lane.steps == steps)
+            steps = min(microbatch.steps for microbatch in going)
+            gate = next(microbatch.gate for microbatch in going if microbatch.steps == steps)
             assert gate is not None
-            self._pass(gate, [lane for lane in going if lane.steps == steps and lane.gate == gate])
+            self._pass(
+                gate,
+                [microbatch for microbatch in going if microbatch.steps == steps and microbatch.gate == gate],
+            )
 
-    def _pass(self, gate: Gate, lanes: Sequence[_Lane[T]]) -> None:
+    def _pass(self, gate: Gate, microbatches: Sequence[_Microbatch[T]]) -> None:
         started = time.perf_counter()
-        rows = sum(lane.rows for lane in lanes)
+        rows = sum(microbatch.rows for microbatch in microbatches)
         try:
-            if lanes[0].states is None:
+            if microbatches[0].states is None:
                 self._open_gate(gate)
-                values: Sequence[Any] = [None] * len(lanes)
+                values: Sequence[Any] = [None] * len(microbatches)
             else:
-                values = self._head([lane.states for lane in lanes if lane.states is not None])
-        except Exception as error:  # noqa: BLE001  # as out of memory: each lane has its own way out
-            for lane in lanes:
-                self._resume(lane, error)
+                values = self._head(
+                    [microbatch.states for microbatch in microbatches if microbatch.states is not None]
+                )
+        except Exception as error:  # noqa: BLE001  # as out of memory: each micro-batch has its own way out
+            for microbatch in microbatches:
+                self._resume(microbatch, error)
             return
         opening = time.perf_counter() - started
-        for lane, value in zip(lanes, values, strict=True):
-            lane.seconds += opening * lane.rows / rows
-            self._resume(lane, value)
+        for microbatch, value in zip(microbatches, values, strict=True):
+            microbatch.seconds += opening * microbatch.rows / rows
+            self._resume(microbatch, value)
             self._pulse()
 
-    def _resume(self, lane: _Lane[T], value: Any) -> None:
-        """Let ``lane`` run to its next gate or its end; an exception is raised in it."""
+    def _resume(self, microbatch: _Microbatch[T], value: Any) -> None:
+        """Let ``microbatch`` run to its next gate or its end; an exception is raised in it."""
         started = time.perf_counter()
-        lane.gate = lane.states = None
-        lane.greenlet.parent = getcurrent()
+        microbatch.gate = microbatch.states = None
+        microbatch.greenlet.parent = getcurrent()
         if isinstance(value, Exception):
-            lane.greenlet.throw(value.with_traceback(None))
+            microbatch.greenlet.throw(value.with_traceback(None))
         else:
-            lane.greenlet.switch(value)
-        lane.seconds += time.perf_counter() - started
+            microbatch.greenlet.switch(value)
+        microbatch.seconds += time.perf_counter() - started
 
 
-class LaneForward(Forward):
-    """``Forward`` whose calls take part in sweeps when they come out of a lane."""
+class MicrobatchForward(Forward):
+    """``Forward`` whose calls take part in sweeps when they come out of a micro-batch."""
 
-    def __init__(self, model: torch.nn.Module, lanes: Lanes[Any]) -> None:
+    def __init__(self, model: torch.nn.Module, microbatches: MicrobatchScheduler[Any]) -> None:
         super().__init__(model)
-        self._lanes = lanes
+        self._microbatches = microbatches
 
     def __call__(
         self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, cache: AnyCache, keep: int = 1
     ) -> torch.Tensor:
         """As ``Forward``."""
-        self._lanes.begin_pass()
+        self._microbatches.begin_pass()
         return super().__call__(ids, mask, positions, cache, keep)

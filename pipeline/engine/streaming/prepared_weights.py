@@ -77,7 +77,7 @@ class Prepared:
     def complete(self, say: Callable[[str], None]) -> None:
         """Make what is missing. Raises ConfigError, DoesNotFit or StoppedEarly."""
         self._read_manifest()
-        groups = self._conversion.skeleton.groups()
+        groups = self._conversion.meta_model.groups()
         missing = [group for group in groups if group not in self.files]
         if missing:
             done = len(groups) - len(missing)
@@ -90,7 +90,7 @@ class Prepared:
             self._make(group)
             if count % max(1, len(missing) // 10) == 0:
                 say(f"prepared {count} of {len(missing)} parts")
-        del self._conversion  # a skeleton of a large model is itself not small
+        del self._conversion  # a meta model of a large model is itself not small
 
     def rebuild(self, file: str) -> list[Block]:
         """Make a damaged file again; its blocks."""
@@ -117,7 +117,7 @@ class Prepared:
 
     def _goes_by_rows(self, group: str) -> bool:
         """Whether a group is the table of an embedding or the matrix of the head, of which parts are read."""
-        model = self._conversion.skeleton.model
+        model = self._conversion.meta_model.model
         path, _, last = group.rpartition(".")
         if group.startswith("layer-") or last != "weight":
             return False
@@ -163,9 +163,11 @@ class Prepared:
         """An upper bound within a few percent: quantized products by their packed bytes, the rest as
         computed.
         """
-        skeleton, wanted = self._conversion.skeleton, set(groups)
+        meta_model, wanted = self._conversion.meta_model, set(groups)
         return sum(
-            _stored_bytes(skeleton.model, name) for name, group in skeleton.tensors.items() if group in wanted
+            _stored_bytes(meta_model.model, name)
+            for name, group in meta_model.tensors.items()
+            if group in wanted
         )
 
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 
 from pipeline.engine.model.device_map import size
-from pipeline.engine.streaming.meta_model import Skeleton
+from pipeline.engine.streaming.meta_model import MetaModel
 from pipeline.engine.streaming.weight_file import Block
 from pipeline.errors import DoesNotFit
 from pipeline.records import Grain, Streaming
@@ -74,7 +74,7 @@ class Tiers:
 
 
 def plan_tiers(
-    skeleton: Skeleton,
+    meta_model: MetaModel,
     files: Mapping[str, Sequence[Block]],
     name: str,
     device_bytes: int,
@@ -88,7 +88,7 @@ def plan_tiers(
     """
     needed = 0
     for unit_grain in _GRAINS[1:] if planned and planned.grain == "module" else _GRAINS:
-        units, small = _units(skeleton, files, unit_grain)
+        units, small = _units(meta_model, files, unit_grain)
         always = sum(block.bytes for block in small)
         largest = max(unit.bytes for unit in units)
         plain = max(unit.plain_bytes for unit in units)
@@ -139,14 +139,14 @@ def _spread(count: int) -> list[int]:
 
 
 def _units(
-    skeleton: Skeleton, files: Mapping[str, Sequence[Block]], grain: Grain
+    meta_model: MetaModel, files: Mapping[str, Sequence[Block]], grain: Grain
 ) -> tuple[list[Unit], list[Block]]:
     """Units in the order of the model, the head's last, and the blocks that are too small or too special to
     be units.
     """
     units: list[Unit] = []
     small: list[Block] = []
-    prefix = skeleton.layers_path
+    prefix = meta_model.layers_path
     for group, blocks in sorted(files.items()):
         if not group.startswith("layer-"):
             if not blocks[0].file.startswith("rows-"):
@@ -154,21 +154,21 @@ def _units(
             continue
         path = f"{prefix}.{int(group.removeprefix('layer-'))}"
         for module, members in (
-            {path: list(blocks)} if grain == "layer" else _by_module(skeleton.model, blocks)
+            {path: list(blocks)} if grain == "layer" else _by_module(meta_model.model, blocks)
         ).items():
             quantized = any(block.name.endswith((".absmax", ".SCB")) for block in members)
             if grain == "module" and not quantized and sum(block.bytes for block in members) < _SMALL_BYTES:
                 small += members
             else:
-                units.append(Unit(module, tuple(members), _plain_bytes(skeleton.model, members)))
-    return [*units, *_head_units(skeleton, files)], small
+                units.append(Unit(module, tuple(members), _plain_bytes(meta_model.model, members)))
+    return [*units, *_head_units(meta_model, files)], small
 
 
-def head_blocks(skeleton: Skeleton, files: Mapping[str, Sequence[Block]]) -> tuple[str, Sequence[Block]]:
+def head_blocks(meta_model: MetaModel, files: Mapping[str, Sequence[Block]]) -> tuple[str, Sequence[Block]]:
     """Path of the head, and the pieces of its matrix, which may be the embedding's too; none where it is not
     stored by rows.
     """
-    model = skeleton.model
+    model = meta_model.model
     head = model.get_output_embeddings()
     path = next((path for path, module in model.named_modules() if module is head), "")
     name = f"{path}.weight"
@@ -176,8 +176,8 @@ def head_blocks(skeleton: Skeleton, files: Mapping[str, Sequence[Block]]) -> tup
     return path, (blocks if blocks and blocks[0].file.startswith("rows-") else ())
 
 
-def _head_units(skeleton: Skeleton, files: Mapping[str, Sequence[Block]]) -> list[Unit]:
-    path, blocks = head_blocks(skeleton, files)
+def _head_units(meta_model: MetaModel, files: Mapping[str, Sequence[Block]]) -> list[Unit]:
+    path, blocks = head_blocks(meta_model, files)
     return [Unit(path, (block,), 0, head=True) for block in blocks]
 
 

@@ -6,7 +6,7 @@ read, each at a multiple of 64 bytes, so that a tensor may be used where its pag
 gaps are tensors, too. Every tensor has a checksum in the manifest; each read is compared with it, so damage
 is found when it would be used, not later.
 
-Reads go around the page cache where the system lets them: the disk writes into the slab itself, and no
+Reads go around the page cache where the system lets them: the disk writes into the buffer itself, and no
 processor copies. On few cores that is what matters, more than the disk's own pace: 0.5 GB read beside
 products of 16 rows made those 1.24 times as long through the page cache, 1.02 times around it (two cores, a
 disk of 0.8 GB/s).
@@ -46,7 +46,7 @@ _NAMES: Mapping[torch.dtype, str] = {
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
-class Damaged(Exception):
+class DamagedWeights(Exception):
     """A block's bytes are not those that were written. ``file`` is the name of its file."""
 
     def __init__(self, file: str, block: str) -> None:
@@ -178,11 +178,11 @@ class BlockFiles:
         while done < needed:
             count = self._read_some(blocks[0].file, into[done : done + _READ_BYTES], first + done)
             if not count:
-                raise Damaged(blocks[0].file, blocks[0].name)
+                raise DamagedWeights(blocks[0].file, blocks[0].name)
             done += count
         for block in blocks:
             if checksum(into[block.offset - first :][: block.bytes]) != block.checksum:
-                raise Damaged(block.file, block.name)
+                raise DamagedWeights(block.file, block.name)
 
     def _read_some(self, name: str, into: memoryview, offset: int) -> int:
         """Bytes read: what ``into`` holds, or less than that at the file's end or where the system likes."""
@@ -208,7 +208,7 @@ class BlockFiles:
         """
         offset = block.offset + row * len(into)
         if os.preadv(self._file(block.file), [into], offset) != len(into):
-            raise Damaged(block.file, block.name)
+            raise DamagedWeights(block.file, block.name)
         self.row_bytes += len(into)
 
     def close(self, name: str | None = None) -> None:

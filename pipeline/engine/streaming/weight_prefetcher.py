@@ -18,29 +18,29 @@ import torch
 
 from pipeline.engine.model.library_logging import import_bitsandbytes
 from pipeline.engine.model.nf4 import dequantize, statistics
-from pipeline.engine.streaming.buffer_pool import Slab, Slabs, load
+from pipeline.engine.streaming.buffer_pool import Buffer, BufferPool, load
 from pipeline.engine.streaming.embedding_rows import place_tables
-from pipeline.engine.streaming.meta_model import Skeleton
+from pipeline.engine.streaming.meta_model import MetaModel
 from pipeline.engine.streaming.prepared_weights import Prepared
 from pipeline.engine.streaming.tiers import Tiers, Unit, head_blocks
-from pipeline.engine.streaming.weight_file import Block, BlockFiles, Damaged
+from pipeline.engine.streaming.weight_file import Block, BlockFiles, DamagedWeights
 from pipeline.errors import ConfigError
 
 _Tensors = list[torch.Tensor]
-# A slab to give back if there is one, tensors on the device, and the event after which they are there.
-_Arrival = tuple[Slab | None, _Tensors, Any]
+# A buffer to give back if there is one, tensors on the device, and the event after which they are there.
+_Arrival = tuple[Buffer | None, _Tensors, Any]
 
 
-class StreamedWeights:
+class WeightPrefetcher:
     """See the module. Made with everything that stays in its place. ``dequantized`` counts how often each
     unit became plain numbers.
     """
 
-    def __init__(self, skeleton: Skeleton, prepared: Prepared, tiers: Tiers, device: torch.device) -> None:
+    def __init__(self, meta_model: MetaModel, prepared: Prepared, tiers: Tiers, device: torch.device) -> None:
         self.tiers, self.device = tiers, device
         self.dequantized: Counter[str] = Counter()
         self.sweeps = 0
-        self._model, self._prepared = skeleton.model, prepared
+        self._model, self._prepared = meta_model.model, prepared
         self._units = list(tiers.units)
         self.files = BlockFiles(prepared.folder)
         self._plain: dict[tuple[torch.Size, torch.dtype, int], torch.Tensor] = {}
@@ -49,7 +49,7 @@ class StreamedWeights:
         self._empty: list[tuple[Any, str, Any]] = []
         self._open: int | None = None
         self._last: int | None = None
-        self._slab: tuple[Slab | None, Any] = None, None
+        self._buffer: tuple[Buffer | None, Any] = None, None
         self._after = {index: (index + 1) % len(self._units) for index in range(len(self._units))}
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
         # the library's constructor has no types
@@ -57,15 +57,15 @@ class StreamedWeights:
         from_disk = [
             unit.blocks for unit, tier in zip(self._units, tiers.tiers, strict=True) if tier == "disk"
         ]
-        self._slabs = Slabs(from_disk, pinned=self._side is not None)
+        self._pool = BufferPool(from_disk, pinned=self._side is not None)
         weakref.finalize(self, self._reader.shutdown, wait=False)
         with torch.inference_mode(mode=False), torch.no_grad():
-            self._place_small(skeleton)
+            self._place_small(meta_model)
             for index, tier in enumerate(tiers.tiers):
                 if tier != "disk":
                     self._keep(index, tier)
         self.files.read_bytes = 0
-        self.head_path = head_blocks(skeleton, prepared.files)[0]
+        self.head_path = head_blocks(meta_model, prepared.files)[0]
         self.by_module: dict[str, int] = {
             unit.module: index for index, unit in enumerate(self._units) if not unit.head
         }
@@ -135,8 +135,8 @@ class StreamedWeights:
             if state is not None and hasattr(state, "SCB"):
                 state.CB = state.SCB = None
         self._empty.clear()
-        self._give_back(*self._slab)
-        self._slab, self._open = (None, None), None
+        self._give_back(*self._buffer)
+        self._buffer, self._open = (None, None), None
 
     def _take(self, index: int) -> _Tensors:
         """The unit's tensors on the device."""
@@ -148,7 +148,7 @@ class StreamedWeights:
     def _arrived(self, index: int) -> _Tensors:
         try:
             slab, near, event = self._fetched(index)
-        except Damaged as damage:
+        except DamagedWeights as damage:
             self._rebuild(damage)
             slab, near, event = self._fetched(index)
         if event is not None:
@@ -156,7 +156,7 @@ class StreamedWeights:
             stream.wait_event(event)
             for tensor in near:
                 tensor.record_stream(stream)
-        self._slab = (slab, event)
+        self._buffer = (slab, event)
         return near
 
     def _fetched(self, index: int) -> _Arrival:
@@ -164,7 +164,7 @@ class StreamedWeights:
             self._start(index)
         return self._pending.pop(index).result()
 
-    def _rebuild(self, damage: Damaged) -> None:
+    def _rebuild(self, damage: DamagedWeights) -> None:
         self.files.close(damage.file)
         blocks = {block.name: block for block in self._prepared.rebuild(damage.file)}
         for index, unit in enumerate(self._units):
@@ -202,7 +202,7 @@ class StreamedWeights:
     def _fetch(self, index: int) -> _Arrival:
         """In the reader's thread."""
         unit = self._units[index]
-        slab = None if self.tiers.tiers[index] == "ram" else self._slabs.take()
+        slab = None if self.tiers.tiers[index] == "ram" else self._pool.take()
         try:
             if slab is None:
                 host = self._kept[index]
@@ -219,32 +219,32 @@ class StreamedWeights:
             if self._side is not None:
                 self._side.synchronize()  # some of it may be on its way
             if slab is not None:
-                self._slabs.give_back(slab)
+                self._pool.give_back(slab)
             raise
         return slab, near, event
 
-    def _give_back(self, slab: Slab | None, event: Any) -> None:
+    def _give_back(self, slab: Buffer | None, event: Any) -> None:
         if event is not None:
             event.synchronize()
         if slab is not None:
-            self._slabs.give_back(slab)
+            self._pool.give_back(slab)
 
     # ── what stays ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def _place_small(self, skeleton: Skeleton) -> None:
+    def _place_small(self, meta_model: MetaModel) -> None:
         for block in self.tiers.small:
             (tensor,) = self._loaded([block])
             path, _, name = block.name.rpartition(".")
-            module = skeleton.model.get_submodule(path)
+            module = meta_model.model.get_submodule(path)
             # no checks wanted
             place = module._parameters if name in module._parameters else module._buffers  # noqa: SLF001
             place[name] = tensor.to(self.device, copy=True)  # without the pages around it
-        for buffers in (module._buffers for module in skeleton.model.modules()):  # noqa: SLF001  # as above
+        for buffers in (module._buffers for module in meta_model.model.modules()):  # noqa: SLF001  # as above
             for name, buffer in buffers.items():
                 if buffer is not None and buffer.device.type != "meta":
                     buffers[name] = buffer.to(self.device)
         self._check_tables()
-        place_tables(skeleton.model, self.files, self._prepared.files, self.device)
+        place_tables(meta_model.model, self.files, self._prepared.files, self.device)
 
     def _check_tables(self) -> None:
         """Rows are read without checks, so their files are read once as a whole."""
@@ -256,7 +256,7 @@ class StreamedWeights:
     def _loaded(self, blocks: Sequence[Block], *, pinned: bool = False) -> _Tensors:
         try:
             return load(self.files, blocks, pinned=pinned)
-        except Damaged as damage:
+        except DamagedWeights as damage:
             self.files.close(damage.file)
             self._prepared.rebuild(damage.file)
             return load(self.files, blocks, pinned=pinned)

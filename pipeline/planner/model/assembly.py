@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 from pipeline.errors import CannotPlan
 from pipeline.planner.model.families import FAMILIES, Family
-from pipeline.planner.model.hf_config import Reading
+from pipeline.planner.model.hf_config import HfConfigReader
 from pipeline.planner.model.layer_patterns import layer_types, sliding_window
-from pipeline.planner.model.layers import Kind, Layer, Weight
+from pipeline.planner.model.layers import Layer, LayerKind, Weight
 from pipeline.planner.model.modules import vector
 from pipeline.planner.model.multimodal import beside_decoder
 
-_ATTENTION: dict[str, Kind] = {
+_ATTENTION: dict[str, LayerKind] = {
     "full_attention": "full",
     "sliding_attention": "sliding",
     "chunked_attention": "chunked",
@@ -34,7 +34,7 @@ class Parts:
     assumed: bool = False
 
 
-def assemble(c: Reading) -> Parts:
+def assemble(c: HfConfigReader) -> Parts:
     """Everything a model holds. Raises CannotPlan for what is not known here; a rough reading takes an
     unknown family for a Llama.
     """
@@ -68,7 +68,7 @@ def assemble(c: Reading) -> Parts:
     return Parts(tuple(kinds), tuple(every), tuple(different), tied, assumed=c.family not in FAMILIES)
 
 
-def _layer(c: Reading, family: Family, kind: str, index: int) -> tuple[Layer, list[Weight]]:
+def _layer(c: HfConfigReader, family: Family, kind: str, index: int) -> tuple[Layer, list[Weight]]:
     found = family.layer_extra(c) if family.layer_extra else []
     layer = Layer("none")
     if kind in {"linear_attention", "conv", "hybrid"}:
@@ -85,7 +85,7 @@ def _layer(c: Reading, family: Family, kind: str, index: int) -> tuple[Layer, li
     return layer, found + family.feed(c, index)
 
 
-def _kept(c: Reading, family: Family, kind: str) -> Layer:
+def _kept(c: HfConfigReader, family: Family, kind: str) -> Layer:
     if family.cache is not None:
         return family.cache(c)
     heads = family.cached_heads(c) if family.cached_heads else c.kv_heads
@@ -101,12 +101,12 @@ def _kept(c: Reading, family: Family, kind: str) -> Layer:
     return Layer(_ATTENTION[kind], heads, c.head_dim, c.head_dim, window)
 
 
-def _before(c: Reading, family: Family) -> list[Weight]:
+def _before(c: HfConfigReader, family: Family) -> list[Weight]:
     embeddings = [Weight("embeddings", c.number("vocab_size"), c.hidden)]
     return embeddings + (family.outside(c) if family.outside else []) + ([] if c.rough else beside_decoder(c))
 
 
-def _after(c: Reading, family: Family, tied: bool) -> list[Weight]:
+def _after(c: HfConfigReader, family: Family, tied: bool) -> list[Weight]:
     found = vector("norms", c.hidden * family.norm_numbers, 1 if family.final_norm else 0)
     vocabulary = c.number("vocab_size")
     if not tied:

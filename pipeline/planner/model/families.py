@@ -13,12 +13,12 @@ from functools import partial
 
 from pipeline.errors import CannotPlan
 from pipeline.planner.model import modules, moe, recurrent
-from pipeline.planner.model.hf_config import Reading
+from pipeline.planner.model.hf_config import HfConfigReader
 from pipeline.planner.model.layer_patterns import alternating, every
 from pipeline.planner.model.layers import Layer, Weight
 
-Attention = Callable[[Reading], list[Weight]]
-Feed = Callable[[Reading, int], list[Weight]]
+Attention = Callable[[HfConfigReader], list[Weight]]
+FeedForward = Callable[[HfConfigReader, int], list[Weight]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,38 +28,40 @@ class Family:
     """
 
     attention: Attention
-    feed: Feed
-    norms: int | Callable[[Reading], int] = 2
+    feed: FeedForward
+    norms: int | Callable[[HfConfigReader], int] = 2
     norm_numbers: int = 1
-    recurrent: Callable[[Reading], recurrent.Recurrent] | None = None
-    pattern: Callable[[Reading], list[str]] | None = None
-    cached_heads: Callable[[Reading], int] | None = None
-    cache: Callable[[Reading], Layer] | None = None
-    outside: Callable[[Reading], list[Weight]] | None = None  # beside embeddings, layers, last norm and head
-    layer_extra: Callable[[Reading], list[Weight]] | None = None
+    recurrent: Callable[[HfConfigReader], recurrent.Recurrent] | None = None
+    pattern: Callable[[HfConfigReader], list[str]] | None = None
+    cached_heads: Callable[[HfConfigReader], int] | None = None
+    cache: Callable[[HfConfigReader], Layer] | None = None
+    outside: Callable[[HfConfigReader], list[Weight]] | None = (
+        None  # beside embeddings, layers, last norm and head
+    )
+    layer_extra: Callable[[HfConfigReader], list[Weight]] | None = None
     final_norm: bool = True
     head_bias: bool | str = False
     tied: bool = False
     window: int | None = None  # sliding window where the configuration does not mention one
 
 
-def _gated(c: Reading, _: int, **options: object) -> list[Weight]:
+def _gated(c: HfConfigReader, _: int, **options: object) -> list[Weight]:
     return modules.gated(c, **options)  # type: ignore[arg-type]  # options are the table's own
 
 
-def _plain(c: Reading, _: int, bias: bool | str = False, times: int | None = None) -> list[Weight]:
+def _plain(c: HfConfigReader, _: int, bias: bool | str = False, times: int | None = None) -> list[Weight]:
     return modules.plain(c, width=times * c.hidden if times else None, bias=bias)
 
 
-def _positions(c: Reading, extra: int = 0) -> list[Weight]:
+def _positions(c: HfConfigReader, extra: int = 0) -> list[Weight]:
     return [Weight("embeddings", c.context_tokens + extra, c.hidden)]
 
 
-def _sinks(c: Reading) -> list[Weight]:
+def _sinks(c: HfConfigReader) -> list[Weight]:
     return modules.vector("attention", c.heads)
 
 
-def _opt(c: Reading) -> list[Weight]:
+def _opt(c: HfConfigReader) -> list[Weight]:
     if c.number("word_embed_proj_dim", default=c.hidden) != c.hidden or not c.flag(
         "do_layer_norm_before", default=True
     ):
@@ -70,17 +72,17 @@ def _opt(c: Reading) -> list[Weight]:
     return _positions(c, extra=2)
 
 
-def _bloom(c: Reading) -> list[Weight]:
+def _bloom(c: HfConfigReader) -> list[Weight]:
     return modules.vector("norms", 2 * c.hidden)
 
 
-def _falcon_norms(c: Reading) -> int:
+def _falcon_norms(c: HfConfigReader) -> int:
     if not c.flag("parallel_attn", default=True):
         return 2
     return c.number("num_ln_in_parallel_attn", default=2 if c.flag("new_decoder_architecture") else 1)
 
 
-def _falcon_heads(c: Reading) -> int:
+def _falcon_heads(c: HfConfigReader) -> int:
     """The new decoder repeats keys and values for every query head before it caches them."""
     return c.heads if c.flag("new_decoder_architecture") else c.kv_heads
 
@@ -92,23 +94,23 @@ def _unshrunk(weights: list[Weight]) -> list[Weight]:
     return [replace(weight, shrinks=False) for weight in weights]
 
 
-def _falcon_attention(c: Reading) -> list[Weight]:
+def _falcon_attention(c: HfConfigReader) -> list[Weight]:
     return _unshrunk(modules.fused(c, qkv_bias="bias", out_bias="bias"))
 
 
-def _falcon_feed(c: Reading, _: int) -> list[Weight]:
+def _falcon_feed(c: HfConfigReader, _: int) -> list[Weight]:
     return _unshrunk(modules.plain(c, bias="bias"))
 
 
-def _stablelm_norms(c: Reading) -> int:
+def _stablelm_norms(c: HfConfigReader) -> int:
     return 1 if c.flag("use_parallel_residual") else 2
 
 
-def _bigcode_heads(c: Reading) -> int:
+def _bigcode_heads(c: HfConfigReader) -> int:
     return 1 if c.flag("multi_query", default=True) else c.heads
 
 
-def _all_recurrent(c: Reading) -> list[str]:
+def _all_recurrent(c: HfConfigReader) -> list[str]:
     return ["linear_attention"] * c.layers
 
 

@@ -28,7 +28,7 @@ _WIDTH_KEYS = {
 }
 
 
-class Reading:
+class HfConfigReader:
     """The decoder's part of a configuration (``config.to_dict()``, or config.json as it was published).
 
     ``rough``: the widest MLP stands for all where they differ, instead of an error.

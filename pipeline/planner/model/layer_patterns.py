@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pipeline.errors import CannotPlan
-from pipeline.planner.model.hf_config import Reading
+from pipeline.planner.model.hf_config import HfConfigReader
 
 KNOWN = (
     "full_attention",
@@ -22,15 +22,17 @@ KNOWN = (
 _OLD_NAMES = {"attention": "full_attention", "mamba": "linear_attention"}
 
 
-def alternating(c: Reading) -> list[str]:
+def alternating(c: HfConfigReader) -> list[str]:
     """Sliding, full, sliding, ... (Gemma 2, gpt-oss)."""
     return ["full_attention" if index % 2 else "sliding_attention" for index in range(c.layers)]
 
 
-def every(kind: str, period: int, key: str = "full_attention_interval") -> Callable[[Reading], list[str]]:
+def every(
+    kind: str, period: int, key: str = "full_attention_interval"
+) -> Callable[[HfConfigReader], list[str]]:
     """``kind``, except that each ``period``-th layer is full attention; ``key`` may set another period."""
 
-    def pattern(c: Reading) -> list[str]:
+    def pattern(c: HfConfigReader) -> list[str]:
         step = c.number(key, "_" + key, default=period)
         if kind == "sliding_attention" and "sliding_window" in c.keys and not c.keys["sliding_window"]:
             return ["full_attention"] * c.layers
@@ -39,7 +41,9 @@ def every(kind: str, period: int, key: str = "full_attention_interval") -> Calla
     return pattern
 
 
-def layer_types(c: Reading, pattern: Callable[[Reading], list[str]] | None, window: int | None) -> list[str]:
+def layer_types(
+    c: HfConfigReader, pattern: Callable[[HfConfigReader], list[str]] | None, window: int | None
+) -> list[str]:
     """One word a layer, in the library's own words. Raises CannotPlan for a word that is not known here."""
     listed = c.get("layer_types") or c.get("layers_block_type") or _indexed(c)
     if listed is None:
@@ -60,20 +64,20 @@ def layer_types(c: Reading, pattern: Callable[[Reading], list[str]] | None, wind
     return kinds
 
 
-def sliding_window(c: Reading, default: int | None) -> int | None:
+def sliding_window(c: HfConfigReader, default: int | None) -> int | None:
     """Tokens a sliding layer looks back; None where the configuration switches it off."""
     if "use_sliding_window" in c.keys and not c.flag("use_sliding_window"):
         return None
     return c.maybe("sliding_window") if "sliding_window" in c.keys else default
 
 
-def _uniform(c: Reading, default: int | None) -> str:
+def _uniform(c: HfConfigReader, default: int | None) -> str:
     if sliding_window(c, default):
         return "sliding_attention"
     return "chunked_attention" if c.maybe("attention_chunk_size") else "full_attention"
 
 
-def _indexed(c: Reading) -> list[str] | None:
+def _indexed(c: HfConfigReader) -> list[str] | None:
     """Families that name only their attention layers: by period and offset (Jamba), or by number (Bamba,
     LFM2).
     """

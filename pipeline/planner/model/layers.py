@@ -19,7 +19,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "float8": 1}
 Module = Literal[
     "embeddings", "attention", "recurrent", "mlp", "experts", "router", "norms", "vision", "head"
 ]
-Kind = Literal["full", "sliding", "chunked", "latent", "recurrent", "convolution", "hybrid", "none"]
+LayerKind = Literal["full", "sliding", "chunked", "latent", "recurrent", "convolution", "hybrid", "none"]
 
 # bitsandbytes nf4: 4 bits a weight and a scale for each block of 64; the scales are themselves kept in 8
 # bits, with a float32 for each 256 of them (double quantization; Dettmers et al., QLoRA, 2023). A weight also
@@ -79,7 +79,7 @@ class Layer:
     and ``state_float32`` are kept once a row, however long it is.
     """
 
-    kind: Kind
+    kind: LayerKind
     heads: int = 0
     key_dim: int = 0
     value_dim: int = 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pipeline.planner.model.hf_config import Reading
+from pipeline.planner.model.hf_config import HfConfigReader
 from pipeline.planner.model.layers import Layer, Module, Weight
 
 Flag = str | bool  # the name of a configuration key, or what it always is
@@ -25,7 +25,7 @@ def vector(module: Module, numbers: int, copies: int = 1) -> list[Weight]:
 
 
 def separate(
-    c: Reading,
+    c: HfConfigReader,
     qkv_bias: Flag = False,
     out_bias: Flag = False,
     norm: Literal["head", "width", "heads"] | None = None,
@@ -47,7 +47,9 @@ def separate(
     return found
 
 
-def fused(c: Reading, qkv_bias: Flag = False, out_bias: Flag = False, norm: bool = False) -> list[Weight]:
+def fused(
+    c: HfConfigReader, qkv_bias: Flag = False, out_bias: Flag = False, norm: bool = False
+) -> list[Weight]:
     """One projection for queries, keys and values. ``norm``: a scale and a shift over a head, for queries and
     for keys.
     """
@@ -58,7 +60,7 @@ def fused(c: Reading, qkv_bias: Flag = False, out_bias: Flag = False, norm: bool
     return found + (vector("norms", 2 * c.head_dim, 2) if norm else [])
 
 
-def latent(c: Reading) -> list[Weight]:
+def latent(c: HfConfigReader) -> list[Weight]:
     """Multi-head latent attention (DeepSeek-V2, 2024): low-rank queries, keys and values from one shared
     latent.
     """
@@ -75,7 +77,7 @@ def latent(c: Reading) -> list[Weight]:
     return found + linear("attention", c.hidden, c.heads * value, bias)
 
 
-def latent_cache(c: Reading) -> Layer:
+def latent_cache(c: HfConfigReader) -> Layer:
     """The library caches the latent and the shared rotary key of a token, not the expanded heads (measured on
     transformers 5.24).
     """
@@ -83,7 +85,11 @@ def latent_cache(c: Reading) -> Layer:
 
 
 def gated(
-    c: Reading, width: int | None = None, bias: Flag = False, fused_gate: bool = False, module: Module = "mlp"
+    c: HfConfigReader,
+    width: int | None = None,
+    bias: Flag = False,
+    fused_gate: bool = False,
+    module: Module = "mlp",
 ) -> list[Weight]:
     """Gate, up and down projections (GLU; Shazeer, 2020)."""
     wide, with_bias = width or c.intermediate, c.flag(bias)
@@ -95,7 +101,7 @@ def gated(
     return into + linear(module, c.hidden, wide, with_bias)
 
 
-def plain(c: Reading, width: int | None = None, bias: Flag = False, extra: int = 0) -> list[Weight]:
+def plain(c: HfConfigReader, width: int | None = None, bias: Flag = False, extra: int = 0) -> list[Weight]:
     """Up and down projections, and ``extra`` numbers of an activation that learns."""
     wide, with_bias = width or c.intermediate, c.flag(bias)
     return (
@@ -106,7 +112,7 @@ def plain(c: Reading, width: int | None = None, bias: Flag = False, extra: int =
 
 
 def experts(
-    c: Reading, count: int, used: int, width: int, gated_experts: bool = True, bias: bool = False
+    c: HfConfigReader, count: int, used: int, width: int, gated_experts: bool = True, bias: bool = False
 ) -> list[Weight]:
     """The experts of one layer: transformers 5 keeps them as three-dimensional parameters, which bitsandbytes
     leaves as they are.
@@ -119,6 +125,6 @@ def experts(
     ]
 
 
-def router(c: Reading, count: int, bias: bool = False, shrinks: bool = False) -> list[Weight]:
+def router(c: HfConfigReader, count: int, bias: bool = False, shrinks: bool = False) -> list[Weight]:
     """Scores of the experts; kept in full."""
     return [Weight("router", count, c.hidden, shrinks=shrinks), *(vector("router", count) if bias else [])]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pipeline.planner.model.hf_config import Reading
+from pipeline.planner.model.hf_config import HfConfigReader
 from pipeline.planner.model.layers import Weight
 from pipeline.planner.model.modules import experts, gated, linear, plain, router, vector
 
 
-def everywhere(c: Reading, _: int, linear_router: bool = False) -> list[Weight]:
+def everywhere(c: HfConfigReader, _: int, linear_router: bool = False) -> list[Weight]:
     """Mixtral and its kin: every layer, experts as wide as ``intermediate_size``, no shared one."""
     count = c.number("num_local_experts", "num_experts")
     return router(c, count, shrinks=linear_router) + experts(
@@ -15,7 +15,7 @@ def everywhere(c: Reading, _: int, linear_router: bool = False) -> list[Weight]:
     )
 
 
-def qwen(c: Reading, layer: int, shared: bool = False) -> list[Weight]:
+def qwen(c: HfConfigReader, layer: int, shared: bool = False) -> list[Weight]:
     """Qwen: ``decoder_sparse_step`` and ``mlp_only_layers`` say which layers; Qwen2 and Next have a shared
     expert behind a gate.
     """
@@ -34,7 +34,7 @@ def qwen(c: Reading, layer: int, shared: bool = False) -> list[Weight]:
     return found
 
 
-def deepseek(c: Reading, layer: int) -> list[Weight]:
+def deepseek(c: HfConfigReader, layer: int) -> list[Weight]:
     """DeepSeek and its kin: the first layers dense, then routed experts and shared ones, which act as one
     wide MLP.
     """
@@ -49,7 +49,7 @@ def deepseek(c: Reading, layer: int) -> list[Weight]:
     return found + (gated(c, shared * width) if shared else [])
 
 
-def gpt_oss(c: Reading, _: int) -> list[Weight]:
+def gpt_oss(c: HfConfigReader, _: int) -> list[Weight]:
     """Biases everywhere, the router's included."""
     count = c.number("num_local_experts", "num_experts")
     return router(c, count, bias=True) + experts(
@@ -57,7 +57,7 @@ def gpt_oss(c: Reading, _: int) -> list[Weight]:
     )
 
 
-def granite(c: Reading, _: int) -> list[Weight]:
+def granite(c: HfConfigReader, _: int) -> list[Weight]:
     """Routed experts where there are any, and a shared MLP whose gate and up projection are one."""
     count, width = c.number("num_local_experts", default=0), c.number("shared_intermediate_size", default=0)
     found = (
@@ -66,7 +66,7 @@ def granite(c: Reading, _: int) -> list[Weight]:
     return found + (gated(c, width, fused_gate=True) if width else [])
 
 
-def llama4(c: Reading, layer: int) -> list[Weight]:
+def llama4(c: HfConfigReader, layer: int) -> list[Weight]:
     """Every ``interleave_moe_layer_step``-th layer: experts and a shared one of the same width; the others
     are dense and wider.
     """
@@ -80,7 +80,7 @@ def llama4(c: Reading, layer: int) -> list[Weight]:
     return found + gated(c)
 
 
-def jamba(c: Reading, layer: int) -> list[Weight]:
+def jamba(c: HfConfigReader, layer: int) -> list[Weight]:
     """Experts in every ``expert_layer_period``-th layer from ``expert_layer_offset`` on."""
     count = c.number("num_experts")
     if count <= 1 or layer % c.number("expert_layer_period") != c.number("expert_layer_offset"):
@@ -88,7 +88,7 @@ def jamba(c: Reading, layer: int) -> list[Weight]:
     return router(c, count) + experts(c, count, c.number("num_experts_per_tok"), c.intermediate)
 
 
-def ernie(c: Reading, layer: int) -> list[Weight]:
+def ernie(c: HfConfigReader, layer: int) -> list[Weight]:
     """Layers from ``moe_layer_start_index`` to ``moe_layer_end_index``; a correction of the scores is
     learnt.
     """
@@ -102,7 +102,7 @@ def ernie(c: Reading, layer: int) -> list[Weight]:
     return found + (gated(c, shared * width, bias="use_bias") if shared else [])
 
 
-def lfm2(c: Reading, _: int) -> list[Weight]:
+def lfm2(c: HfConfigReader, _: int) -> list[Weight]:
     """Dense: a gated MLP whose width is two thirds of the configured one, rounded up."""
     width = c.number("block_ff_dim", "intermediate_size")
     if c.flag("block_auto_adjust_ff_dim", default=True):
@@ -112,6 +112,6 @@ def lfm2(c: Reading, _: int) -> list[Weight]:
     return gated(c, width)
 
 
-def apertus(c: Reading, _: int) -> list[Weight]:
+def apertus(c: HfConfigReader, _: int) -> list[Weight]:
     """Dense: an activation with two learnt numbers."""
     return plain(c, bias="mlp_bias", extra=2)

@@ -5,14 +5,14 @@ memory all the same.
 from __future__ import annotations
 
 from pipeline.errors import CannotPlan
-from pipeline.planner.model.hf_config import Reading
+from pipeline.planner.model.hf_config import HfConfigReader
 from pipeline.planner.model.layers import Weight
 from pipeline.planner.model.modules import linear, vector
 
 _DECODER_ONLY = {"llama4", "qwen3_5"}  # the library loads just their decoder for text
 
 
-def beside_decoder(c: Reading) -> list[Weight]:
+def beside_decoder(c: HfConfigReader) -> list[Weight]:
     """Weights of towers that are loaded with the decoder. Raises CannotPlan for those that are not known
     here.
     """
@@ -20,14 +20,14 @@ def beside_decoder(c: Reading) -> list[Weight]:
     if not outer or not c.family or outer in _DECODER_ONLY:
         return []
     if outer == "gemma3":
-        return _siglip(Reading(c.outer["vision_config"])) + _projector(c)
+        return _siglip(HfConfigReader(c.outer["vision_config"])) + _projector(c)
     raise CannotPlan(
         f"cannot plan this layer kind: what model type {outer!r} has beside its {c.family} decoder is not "
         f"known here"
     )
 
 
-def _siglip(v: Reading) -> list[Weight]:
+def _siglip(v: HfConfigReader) -> list[Weight]:
     """A vision transformer (Zhai and others, SigLIP, 2023): biased projections, norms with scale and shift,
     learnt positions.
     """
@@ -51,7 +51,7 @@ def _siglip(v: Reading) -> list[Weight]:
     )
 
 
-def _pooling(v: Reading) -> list[Weight]:
+def _pooling(v: HfConfigReader) -> list[Weight]:
     """A head that attends to all patches; torch's own attention module, which bitsandbytes passes over, and
     an MLP.
     """
@@ -68,7 +68,7 @@ def _pooling(v: Reading) -> list[Weight]:
     return vector("vision", hidden) + attention + vector("vision", 2 * hidden) + mlp
 
 
-def _projector(c: Reading) -> list[Weight]:
+def _projector(c: HfConfigReader) -> list[Weight]:
     """From the tower's width to the decoder's: a bare parameter, and a norm."""
-    hidden = Reading(c.outer["vision_config"]).hidden
+    hidden = HfConfigReader(c.outer["vision_config"]).hidden
     return [Weight("vision", hidden, c.hidden), *vector("vision", hidden)]

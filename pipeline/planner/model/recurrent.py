@@ -7,7 +7,7 @@ numbers.
 
 from __future__ import annotations
 
-from pipeline.planner.model.hf_config import Reading
+from pipeline.planner.model.hf_config import HfConfigReader
 from pipeline.planner.model.layers import Layer, Weight
 from pipeline.planner.model.modules import linear, vector
 
@@ -18,7 +18,7 @@ def _convolution(channels: int, kernel: int, bias: bool) -> list[Weight]:
     return [Weight("recurrent", channels, kernel), *(vector("recurrent", channels) if bias else [])]
 
 
-def mamba(c: Reading, inner_norms: bool = False) -> Recurrent:
+def mamba(c: HfConfigReader, inner_norms: bool = False) -> Recurrent:
     """A selective state space (Gu and Dao, Mamba, 2023). ``inner_norms``: Jamba's, over the step and both
     projections.
     """
@@ -40,7 +40,7 @@ def mamba(c: Reading, inner_norms: bool = False) -> Recurrent:
     return found, Layer("recurrent", state=width * kernel, state_float32=width * state)
 
 
-def mamba2(c: Reading, gate_norm: str | bool = True, out_bias: str | None = None) -> Recurrent:
+def mamba2(c: HfConfigReader, gate_norm: str | bool = True, out_bias: str | None = None) -> Recurrent:
     """State space duality (Dao and Gu, Mamba-2, 2024). ``gate_norm``: whether a norm stands before the
     output.
     """
@@ -62,7 +62,7 @@ def mamba2(c: Reading, gate_norm: str | bool = True, out_bias: str | None = None
     return found, Layer("recurrent", state=channels * kernel, state_float32=width * state)
 
 
-def delta_net(c: Reading, joined: bool) -> Recurrent:
+def delta_net(c: HfConfigReader, joined: bool) -> Recurrent:
     """Gated delta net (Yang and others, 2024). ``joined``: Qwen3-Next's two wide projections; Qwen3.5 has
     four.
     """
@@ -86,7 +86,7 @@ def delta_net(c: Reading, joined: bool) -> Recurrent:
     )
 
 
-def short_convolution(c: Reading) -> Recurrent:
+def short_convolution(c: HfConfigReader) -> Recurrent:
     """A gated convolution over the last few tokens (LFM2)."""
     bias, kernel = c.flag("conv_bias"), c.number("conv_L_cache")
     found = linear("recurrent", 3 * c.hidden, c.hidden, bias) + linear("recurrent", c.hidden, c.hidden, bias)

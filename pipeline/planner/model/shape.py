@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.planner.model.assembly import Parts, assemble
-from pipeline.planner.model.hf_config import Reading
+from pipeline.planner.model.hf_config import HfConfigReader
 from pipeline.planner.model.layers import DTYPE_BYTES, Layer, Module, Weight, dtype_bytes
 
 __all__ = ["DTYPE_BYTES", "ModelShape", "model_shape"]
@@ -312,7 +312,7 @@ def model_shape(config: Mapping[str, Any], rough: bool = False) -> ModelShape:
     ``rough`` takes a family that is not known here for a Llama, and says so in ``assumed``: better than
     nothing for a batch size.
     """
-    c = Reading(config, rough)
+    c = HfConfigReader(config, rough)
     parts = assemble(c)
     attends = any(layer.numbers_per_token for layer in parts.kinds)
     return ModelShape(
@@ -335,7 +335,7 @@ def model_shape(config: Mapping[str, Any], rough: bool = False) -> ModelShape:
 
 def _plain_parts(shape: ModelShape) -> Parts:
     return assemble(
-        Reading(
+        HfConfigReader(
             {
                 "num_hidden_layers": shape.layers,
                 "num_attention_heads": shape.query_heads,
@@ -350,13 +350,13 @@ def _plain_parts(shape: ModelShape) -> Parts:
     )
 
 
-def _cached_heads(kinds: Iterable[Layer], c: Reading) -> int:
+def _cached_heads(kinds: Iterable[Layer], c: HfConfigReader) -> int:
     """KV heads as cached; of MLA, whose one latent serves all heads, those that attention sees."""
     heads = [layer.heads for layer in kinds if layer.numbers_per_token and layer.kind != "latent"]
     return max(heads, default=c.heads)
 
 
-def _head_dim(c: Reading, kinds: Iterable[Layer]) -> int:
+def _head_dim(c: HfConfigReader, kinds: Iterable[Layer]) -> int:
     if any(layer.kind == "latent" for layer in kinds):
         return c.number("qk_nope_head_dim") + c.number("qk_rope_head_dim")
     return c.head_dim

@@ -14,11 +14,11 @@ from typing import Any
 from pipeline.errors import StoppedEarly, UsageError
 from pipeline.stores.kv import tensor_file
 from pipeline.stores.kv.counters import Counters, Declined
-from pipeline.stores.kv.directory import LAYOUT, Place
+from pipeline.stores.kv.directory import LAYOUT, StoreDirectory
 from pipeline.stores.kv.eviction import choose_victims
 from pipeline.stores.kv.files import Files
 from pipeline.stores.kv.index import Held, open_files
-from pipeline.stores.kv.manifest import Damaged, Kind
+from pipeline.stores.kv.manifest import DamagedEntry, EntryKind
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Listed:
     """
 
     entry_id: str
-    kind: Kind
+    kind: EntryKind
     tokens: int
     size_bytes: int
     seconds: float
@@ -80,7 +80,7 @@ def prune(
     *,
     to_bytes: int | None = None,
     unused_seconds: float | None = None,
-    kinds: Collection[Kind] | None = None,
+    kinds: Collection[EntryKind] | None = None,
     now: float | None = None,
 ) -> Inspected:
     """Remove entries and return them: those of ``kinds`` (None: all) that nobody used for ``unused_seconds``,
@@ -106,11 +106,11 @@ def prune(
 
 
 @contextmanager
-def _opened(path: str | Path) -> Iterator[Place]:
+def _opened(path: str | Path) -> Iterator[StoreDirectory]:
     root = Path(path)
     if not (root / LAYOUT / "entries").is_dir():
         raise UsageError(f"there is no KV store in {root}")
-    place = Place(
+    place = StoreDirectory(
         root, quota_bytes=None, free_floor_bytes=0, files=Files(), clock=time.time, lock_seconds=10.0
     )
     try:
@@ -121,7 +121,7 @@ def _opened(path: str | Path) -> Iterator[Place]:
         place.close()
 
 
-def _inspected(place: Place, entries: list[Listed]) -> Inspected:
+def _inspected(place: StoreDirectory, entries: list[Listed]) -> Inspected:
     counters: Counters = place.counters
     return Inspected(tuple(entries), place.used_bytes(), dict(counters.warnings))
 
@@ -143,7 +143,7 @@ def _listed(held: Held) -> Listed:
     )
 
 
-def _verified(place: Place, entry_id: str) -> Listed | None:
+def _verified(place: StoreDirectory, entry_id: str) -> Listed | None:
     """The entry as it was found, or None if it went meanwhile."""
     with ExitStack() as stack:
         with place.exclusive() as index:  # opened files stay readable whatever happens to the entry
@@ -153,13 +153,13 @@ def _verified(place: Place, entry_id: str) -> Listed | None:
             shown = _listed(held)
             try:
                 opened = open_files(held, stack)
-            except (Damaged, OSError) as error:
+            except (DamagedEntry, OSError) as error:
                 place.condemn(entry_id, str(error))
                 return replace(shown, problem=str(error))
         try:
             for file, descriptor in opened:
                 tensor_file.check(place.files, descriptor, file.header_bytes, file.checksum)
-        except (Damaged, OSError) as error:
+        except (DamagedEntry, OSError) as error:
             with place.exclusive():
                 place.condemn(entry_id, str(error))
             return replace(shown, problem=str(error))

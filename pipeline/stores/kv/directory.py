@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 from pipeline.errors import UsageError
 from pipeline.stores.kv.counters import Counters, Declined
-from pipeline.stores.kv.eviction import Facts, choose_victims
+from pipeline.stores.kv.eviction import EvictionFacts, choose_victims
 from pipeline.stores.kv.files import Files, used_bytes
 from pipeline.stores.kv.index import Index
 from pipeline.stores.kv.io_speed import Speeds
@@ -37,7 +37,7 @@ def measured_reading(root: Path) -> float | None:
     return known.read_bytes_per_second
 
 
-class Place:
+class StoreDirectory:
     """One process's hold on a store. Entries of other layouts count against the quota but are left alone.
 
     ``quota_bytes`` None: no limit. Raises UsageError when the folder cannot be a store.
@@ -164,7 +164,7 @@ class Place:
                 total += max(facts.st_size, 512 * getattr(facts, "st_blocks", 0))
         return total
 
-    def make_room(self, size_bytes: int, newcomer: Facts, keep: str | None = None) -> None:
+    def make_room(self, size_bytes: int, newcomer: EvictionFacts, keep: str | None = None) -> None:
         """Evict until ``size_bytes`` may be written. With the lock held. Raises Declined when ``newcomer`` is
         not worth that.
         """
@@ -203,7 +203,7 @@ class Place:
             held = [one.facts for entry_id, one in self.index.held.items() if entry_id != keep]
             self._evict(choose_victims(held, over_bytes, self.clock()) or ())
 
-    def _evict(self, victims: Sequence[Facts]) -> None:
+    def _evict(self, victims: Sequence[EvictionFacts]) -> None:
         for facts in victims:
             if self.remove(facts.entry_id):
                 self.counters.evicted += 1

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pipeline.stores.kv.manifest import Kind
+from pipeline.stores.kv.manifest import EntryKind
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Entry:
     """
 
     fingerprint: Mapping[str, Any]
-    kind: Kind
+    kind: EntryKind
     ids: Sequence[int]
     seconds: float
     layer_kinds: Sequence[str] = ()
@@ -60,7 +60,7 @@ class Found:
     entry_tokens: int
     bytes_to_read: int
     entry_seconds: float
-    kind: Kind
+    kind: EntryKind
     owner: Mapping[str, Any]
     ids: bytes | None  # what was asked for, int32; None: the entry as it is
 

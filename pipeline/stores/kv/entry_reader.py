@@ -10,7 +10,7 @@ import torch
 from pipeline.stores.kv import formats, prefix_hash, tensor_file
 from pipeline.stores.kv.entry import Loaded
 from pipeline.stores.kv.files import Files
-from pipeline.stores.kv.manifest import Damaged, File, Manifest
+from pipeline.stores.kv.manifest import DamagedEntry, File, Manifest
 from pipeline.stores.kv.tensor_file import IDS, Opened
 
 
@@ -53,11 +53,11 @@ def _usable_tokens(about: Manifest, ids: bytes, wanted: bytes | None, at_least_t
         prefix_hash.common_tokens(ids, wanted) if wanted is not None else len(ids) // prefix_hash.ID_BYTES
     )
     if common < at_least_tokens:
-        raise Damaged(f"its ids agree for {common} tokens instead of {at_least_tokens}")
+        raise DamagedEntry(f"its ids agree for {common} tokens instead of {at_least_tokens}")
     if about.state is None:
         return common
     if common < about.tokens:
-        raise Damaged("its states are of other ids")
+        raise DamagedEntry("its states are of other ids")
     return about.tokens
 
 
@@ -83,7 +83,7 @@ def _tensors(opened: Opened) -> dict[str, torch.Tensor]:
 def _joined(pieces: Sequence[dict[str, torch.Tensor]], tokens: int) -> dict[str, torch.Tensor]:
     """The pieces of each range in a row, cut to ``tokens``; pieces are let go as they are used."""
     if any(piece.keys() != pieces[0].keys() for piece in pieces):
-        raise Damaged("its segments hold different tensors")
+        raise DamagedEntry("its segments hold different tensors")
     joined = {}
     for name in list(pieces[0]):
         parts = [piece.pop(name) for piece in pieces]

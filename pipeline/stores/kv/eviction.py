@@ -14,9 +14,9 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from pipeline.stores.kv.manifest import Kind
+from pipeline.stores.kv.manifest import EntryKind
 
-_RANK: dict[Kind, int] = {"document": 0, "prefix": 1, "checkpoint": 2}
+_RANK: dict[EntryKind, int] = {"document": 0, "prefix": 1, "checkpoint": 2}
 HALF_LIFE_SECONDS = 7 * 86_400.0
 ABANDONED_SECONDS = 7 * 86_400.0
 FORGOTTEN_SECONDS = 30 * 86_400.0
@@ -24,13 +24,13 @@ CLEARLY = 1.25
 
 
 @dataclass(frozen=True)
-class Facts:
+class EvictionFacts:
     """What the choice depends on. ``seconds``: what computing took; ``last_used``: seconds since the
     epoch.
     """
 
     entry_id: str
-    kind: Kind
+    kind: EntryKind
     size_bytes: int
     seconds: float
     last_used: float
@@ -42,8 +42,8 @@ class Facts:
 
 
 def choose_victims(
-    held: Iterable[Facts], needed_bytes: int, now: float, newcomer: Facts | None = None
-) -> Sequence[Facts] | None:
+    held: Iterable[EvictionFacts], needed_bytes: int, now: float, newcomer: EvictionFacts | None = None
+) -> Sequence[EvictionFacts] | None:
     """Entries to remove, least worth first, so that ``needed_bytes`` become free; None if ``newcomer`` may
     not have that much.
 
@@ -51,7 +51,7 @@ def choose_victims(
     newcomer (the quota was cut) every entry may go, checkpoints last.
     """
     candidates = [facts for facts in held if newcomer is None or _gives_way(facts, newcomer, now)]
-    chosen: list[Facts] = []
+    chosen: list[EvictionFacts] = []
     for facts in sorted(candidates, key=lambda facts: (_rank(facts, now), facts.worth(now), facts.entry_id)):
         if needed_bytes <= 0:
             break
@@ -66,7 +66,7 @@ def choose_victims(
     return chosen
 
 
-def _gives_way(facts: Facts, newcomer: Facts, now: float) -> bool:
+def _gives_way(facts: EvictionFacts, newcomer: EvictionFacts, now: float) -> bool:
     rank, rank_of_newcomer = _rank(facts, now), _RANK[newcomer.kind]
     if rank != rank_of_newcomer:
         return rank < rank_of_newcomer
@@ -75,6 +75,6 @@ def _gives_way(facts: Facts, newcomer: Facts, now: float) -> bool:
     return facts.worth(now) * CLEARLY < newcomer.worth(now)
 
 
-def _rank(facts: Facts, now: float) -> int:
+def _rank(facts: EvictionFacts, now: float) -> int:
     forgotten = facts.kind == "checkpoint" and now - facts.last_used > FORGOTTEN_SECONDS
     return _RANK["document" if forgotten else facts.kind]

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 
 from pipeline.stores.kv.sizes import KEY_GROUP_TOKENS, VALUE_GROUP_CHANNELS, StorageFormat, codes_width
-from pipeline.stores.kv.tensor_file import Part
+from pipeline.stores.kv.tensor_file import FilePart
 
 _CODES: dict[torch.dtype, str] = {
     torch.float64: "F64",
@@ -69,12 +69,12 @@ class Coded:
         """Of the tensor as computed."""
         return _DTYPES[self.dtype]
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[FilePart]:
         """What is written, in the order of ``encode``."""
         if self.encoding == "as_computed":
-            return [Part(self.name, self.dtype, self.shape)]
+            return [FilePart(self.name, self.dtype, self.shape)]
         if self.encoding in _HALVES:
-            return [Part(self.name, _CODES[_HALVES[self.encoding]], self.shape)]
+            return [FilePart(self.name, _CODES[_HALVES[self.encoding]], self.shape)]
         *heads, tokens, width = self.shape
         groups = (
             (-(-tokens // KEY_GROUP_TOKENS), width)
@@ -82,10 +82,10 @@ class Coded:
             else (tokens, -(-width // VALUE_GROUP_CHANNELS))
         )
         return [
-            Part(f"{self.name}.codes", "U8", (*heads, tokens, codes_width(width, self.encoding))),
-            Part(f"{self.name}.step", "F16", (*heads, *groups)),
-            Part(f"{self.name}.low", "F16", (*heads, *groups)),
-            Part(f"{self.name}.unit", "F32", (1,)),
+            FilePart(f"{self.name}.codes", "U8", (*heads, tokens, codes_width(width, self.encoding))),
+            FilePart(f"{self.name}.step", "F16", (*heads, *groups)),
+            FilePart(f"{self.name}.low", "F16", (*heads, *groups)),
+            FilePart(f"{self.name}.unit", "F32", (1,)),
         ]
 
 
@@ -94,7 +94,7 @@ def role(name: str) -> Literal["key", "value", "other"]:
     return "key" if name.endswith(".k") else "value" if name.endswith(".v") else "other"
 
 
-def empty(part: Part) -> torch.Tensor:
+def empty(part: FilePart) -> torch.Tensor:
     """Room for a part that is about to be read."""
     return torch.empty(part.shape, dtype=_DTYPES[part.dtype])
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.stores.kv import manifest, prefix_hash
-from pipeline.stores.kv.eviction import Facts
+from pipeline.stores.kv.eviction import EvictionFacts
 from pipeline.stores.kv.files import Files, used_bytes
-from pipeline.stores.kv.manifest import Damaged, File, Manifest, canonical
+from pipeline.stores.kv.manifest import DamagedEntry, File, Manifest, canonical
 
 _JOURNAL_LIMIT_BYTES = 1 << 20
 _ID = re.compile("[0-9a-f]{32}")
@@ -36,14 +36,14 @@ class Held:
     scope: str
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> EvictionFacts:
         """For the choice of victims. The manifest file's time of change is when the entry was last used."""
         about = self.manifest
         try:
             last_used = (self.folder / manifest.NAME).stat().st_mtime
         except OSError:
             last_used = about.created
-        return Facts(about.entry_id, about.kind, self.size_bytes, about.seconds, last_used)
+        return EvictionFacts(about.entry_id, about.kind, self.size_bytes, about.seconds, last_used)
 
 
 def open_files(held: Held, stack: ExitStack, *, below_tokens: int | None = None) -> list[tuple[File, int]]:
@@ -59,10 +59,10 @@ def open_files(held: Held, stack: ExitStack, *, below_tokens: int | None = None)
         try:
             descriptor = os.open(held.folder / file.name, os.O_RDONLY)
         except FileNotFoundError:
-            raise Damaged(f"{file.name} is missing") from None
+            raise DamagedEntry(f"{file.name} is missing") from None
         stack.callback(os.close, descriptor)
         if os.fstat(descriptor).st_size != file.size_bytes:
-            raise Damaged(f"{file.name} has another size")
+            raise DamagedEntry(f"{file.name} has another size")
         opened.append((file, descriptor))
     return opened
 
@@ -143,7 +143,7 @@ class Index:
         try:
             found = manifest.parse((folder / manifest.NAME).read_bytes(), name)
             self._check_sizes(found, folder)
-        except Damaged as error:
+        except DamagedEntry as error:
             self._report("damaged", name, str(error))
         except (FileNotFoundError, NotADirectoryError):
             self._report("damaged", name, "a file is missing")
@@ -157,7 +157,7 @@ class Index:
     def _check_sizes(found: Manifest, folder: Path) -> None:
         for file in found.files:
             if (folder / file.name).stat().st_size != file.size_bytes:
-                raise Damaged(f"{file.name} has another size")
+                raise DamagedEntry(f"{file.name} has another size")
 
     def _sweep(self, found: Manifest, folder: Path) -> None:
         """Remove what a process left that died between publishing a segment and the manifest that would have

@@ -11,11 +11,11 @@ from pipeline.records import digest
 
 FORMAT = 1
 NAME = "manifest.json"
-Kind = Literal["prefix", "document", "checkpoint"]
-KINDS: tuple[Kind, ...] = ("prefix", "document", "checkpoint")
+EntryKind = Literal["prefix", "document", "checkpoint"]
+KINDS: tuple[EntryKind, ...] = ("prefix", "document", "checkpoint")
 
 
-class Damaged(Exception):
+class DamagedEntry(Exception):
     """A file of the store is not what was written. Ends as a miss and a counted warning; never leaves the
     store.
     """
@@ -49,7 +49,7 @@ class Manifest:
     """
 
     entry_id: str
-    kind: Kind
+    kind: EntryKind
     fingerprint: Mapping[str, Any]
     tokens: int
     ids_digest: str
@@ -95,15 +95,15 @@ def parse(data: bytes, entry_id: str) -> Manifest:
         body = json.loads(data)
         stated = body.pop("digest")
         if stated != digest(canonical(body)):
-            raise Damaged("its manifest's digest differs")
+            raise DamagedEntry("its manifest's digest differs")
         if body.pop("format") != FORMAT:
-            raise Damaged("its manifest is of another format")
+            raise DamagedEntry("its manifest is of another format")
         body["segments"] = tuple(File(**file) for file in body["segments"])
         body["state"] = File(**body["state"]) if body["state"] else None
         body["layer_kinds"] = tuple(body["layer_kinds"])
         found = Manifest(**body)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Damaged(f"its manifest cannot be read ({type(error).__name__})") from None
+        raise DamagedEntry(f"its manifest cannot be read ({type(error).__name__})") from None
     if found.entry_id != entry_id:
-        raise Damaged(f"its manifest is that of entry {found.entry_id}")
+        raise DamagedEntry(f"its manifest is that of entry {found.entry_id}")
     return found

@@ -13,24 +13,24 @@ from pathlib import Path
 from pipeline.stores.kv import manifest, tensor_file
 from pipeline.stores.kv.files import BLOCK_BYTES, Files, disk_bytes
 from pipeline.stores.kv.manifest import File, Manifest
-from pipeline.stores.kv.tensor_file import Layout
+from pipeline.stores.kv.tensor_file import FileLayout
 
 _NO_CHECKSUM = "0" * 32
 
 
-def planned_file(name: str, begin: int, end: int, layout: Layout) -> File:
+def planned_file(name: str, begin: int, end: int, layout: FileLayout) -> File:
     """A file of the manifest whose checksum is not known yet."""
     return File(name, begin, end, layout.size_bytes, layout.header_bytes, _NO_CHECKSUM)
 
 
 @dataclass
-class Draft:
+class StagedWrite:
     """New files of one entry, in a folder of their own until they are published."""
 
     files: Files
     folder: Path
     about: Manifest
-    layouts: Mapping[str, Layout]
+    layouts: Mapping[str, FileLayout]
     now: float
     _open: dict[str, int] = field(default_factory=dict)
 

@@ -17,19 +17,19 @@ from typing import Any, Self
 
 from pipeline.stores.kv import manifest, prefix_hash
 from pipeline.stores.kv.counters import Counters, Declined, Receipt
-from pipeline.stores.kv.directory import Place
+from pipeline.stores.kv.directory import StoreDirectory
 from pipeline.stores.kv.entry import Entry, Found, Loaded, Segment
 from pipeline.stores.kv.entry_reader import read_entry
-from pipeline.stores.kv.eviction import Facts
+from pipeline.stores.kv.eviction import EvictionFacts
 from pipeline.stores.kv.files import Files, is_full
 from pipeline.stores.kv.formats import CannotEncode
 from pipeline.stores.kv.index import Held, Index, open_files
 from pipeline.stores.kv.io_speed import Speeds
-from pipeline.stores.kv.manifest import Damaged, File, Kind, Manifest, canonical
+from pipeline.stores.kv.manifest import DamagedEntry, EntryKind, File, Manifest, canonical
 from pipeline.stores.kv.sizes import StorageFormat
-from pipeline.stores.kv.staged_write import Draft
-from pipeline.stores.kv.tensor_file import Layout
-from pipeline.stores.kv.write_plan import Plan, full_fingerprint
+from pipeline.stores.kv.staged_write import StagedWrite
+from pipeline.stores.kv.tensor_file import FileLayout
+from pipeline.stores.kv.write_plan import WritePlan, full_fingerprint
 
 GIB = 2**30
 
@@ -57,7 +57,7 @@ class KvStore:
         self.storage_format = storage_format
         self.speeds = Speeds()
         self._files = files or Files()
-        self._place = Place(
+        self._place = StoreDirectory(
             Path(path),
             quota_bytes=quota_bytes,
             free_floor_bytes=free_floor_bytes,
@@ -155,7 +155,7 @@ class KvStore:
                 if opened is None:
                     return None
                 loaded = read_entry(self._files, *opened, found.ids, found.tokens)
-        except Damaged as error:
+        except DamagedEntry as error:
             self._condemn(found.entry_id, str(error))
             return None
         except (Declined, OSError) as error:
@@ -198,7 +198,7 @@ class KvStore:
         beginning of these; else declined as a ``gap``. Raises ValueError for tensors whose shapes contradict
         ``begin`` and ids, TypeError for a fingerprint that is not JSON.
         """
-        plan = Plan.of(entry, segment, self.storage_format)
+        plan = WritePlan.of(entry, segment, self.storage_format)
         scope = self._scope(entry.fingerprint)
         started = time.perf_counter()
         try:
@@ -218,7 +218,7 @@ class KvStore:
         self.counters.stored_bytes += plan.size_bytes
         return Receipt(draft.about.entry_id)
 
-    def _base(self, index: Index, plan: Plan, scope: str) -> Held | None:
+    def _base(self, index: Index, plan: WritePlan, scope: str) -> Held | None:
         """The entry that is to grow, or None for a new one. Raises Declined."""
         if plan.segment.begin == 0:
             self._refuse_repeated(index, plan, scope)
@@ -234,7 +234,7 @@ class KvStore:
             )
         return base
 
-    def _refuse_repeated(self, index: Index, plan: Plan, scope: str) -> None:
+    def _refuse_repeated(self, index: Index, plan: WritePlan, scope: str) -> None:
         same = None if plan.entry.kind == "checkpoint" else index.same(scope, plan.ids_digest, plan.tokens)
         if same is None:
             return
@@ -244,12 +244,12 @@ class KvStore:
             self._promote(index, same, "prefix")
         raise Declined("already_stored", "these ids are stored already", same.manifest.entry_id)
 
-    def _draft(self, about: Manifest, layouts: Mapping[str, Layout]) -> Draft:
-        return Draft(self._files, self._place.staging_folder(), about, layouts, self._clock())
+    def _draft(self, about: Manifest, layouts: Mapping[str, FileLayout]) -> StagedWrite:
+        return StagedWrite(self._files, self._place.staging_folder(), about, layouts, self._clock())
 
-    def _reserve(self, draft: Draft, keep: str | None) -> None:
+    def _reserve(self, draft: StagedWrite, keep: str | None) -> None:
         about = draft.about
-        facts = Facts(
+        facts = EvictionFacts(
             about.entry_id,
             about.kind,
             sum(file.size_bytes for file in about.files),
@@ -259,7 +259,9 @@ class KvStore:
         self._place.make_room(draft.needed_bytes, facts, keep)
         draft.allocate()
 
-    def _publish(self, index: Index, base: Held | None, draft: Draft, plan: Plan, scope: str) -> None:
+    def _publish(
+        self, index: Index, base: Held | None, draft: StagedWrite, plan: WritePlan, scope: str
+    ) -> None:
         """Let the draft count, unless the world changed while it was written."""
         entry_id = draft.about.entry_id
         if base is None:
@@ -289,7 +291,7 @@ class KvStore:
             index.changed(entry_id)
 
     def finish_checkpoint(
-        self, fingerprint: Mapping[str, Any], owner: Mapping[str, Any], *, become: Kind | None = None
+        self, fingerprint: Mapping[str, Any], owner: Mapping[str, Any], *, become: EntryKind | None = None
     ) -> bool:
         """The owner's document is done: its checkpoint goes, or stays as a ``document``; nothing is written
         again. False: none there.
@@ -312,7 +314,7 @@ class KvStore:
             self._excuse(error)
             return False
 
-    def _promote(self, index: Index, held: Held, kind: Kind) -> bool:
+    def _promote(self, index: Index, held: Held, kind: EntryKind) -> bool:
         about = replace(
             held.manifest, kind=kind, extra={} if held.manifest.kind == "checkpoint" else held.manifest.extra
         )

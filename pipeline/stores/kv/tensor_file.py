@@ -23,7 +23,7 @@ from typing import Any
 import xxhash
 
 from pipeline.stores.kv.files import Files
-from pipeline.stores.kv.manifest import Damaged
+from pipeline.stores.kv.manifest import DamagedEntry
 
 ELEMENT_BYTES = {
     "F64": 8,
@@ -53,7 +53,7 @@ def checksum(data: memoryview | bytes) -> str:
 
 
 @dataclass(frozen=True)
-class Part:
+class FilePart:
     """One tensor of a file: ``dtype`` in the words of safetensors, e.g. F32."""
 
     name: str
@@ -67,14 +67,14 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Layout:
+class FileLayout:
     """Where everything goes. ``about`` is any JSON that is needed to read the tensors."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[FilePart, ...]
     about: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, parts: Iterable[Part], about: Mapping[str, Any]) -> Layout:
+    def of(cls, parts: Iterable[FilePart], about: Mapping[str, Any]) -> FileLayout:
         """Parts in the order in which they are written."""
         return cls(tuple(sorted(parts, key=lambda part: (-ELEMENT_BYTES[part.dtype], part.name))), about)
 
@@ -105,7 +105,7 @@ class Layout:
         text += b" " * (-len(text) % _ALIGNMENT)
         return len(text).to_bytes(8, "little") + text
 
-    def offsets(self) -> Iterable[tuple[Part, int]]:
+    def offsets(self) -> Iterable[tuple[FilePart, int]]:
         """Each part with the place of its data behind the header."""
         offset = 0
         for part in self.parts:
@@ -113,7 +113,7 @@ class Layout:
             offset += part.size_bytes
 
 
-def write(files: Files, descriptor: int, layout: Layout, data: Iterable[tuple[str, memoryview]]) -> str:
+def write(files: Files, descriptor: int, layout: FileLayout, data: Iterable[tuple[str, memoryview]]) -> str:
     """Write every part's bytes, in any order, then the header. Returns the header's checksum. Raises
     ValueError, OSError.
     """
@@ -137,18 +137,18 @@ class Opened:
 
     files: Files
     descriptor: int
-    layout: Layout
+    layout: FileLayout
     header_bytes: int
     checksums: Mapping[str, str]
-    places: Mapping[str, tuple[Part, int]]
+    places: Mapping[str, tuple[FilePart, int]]
 
     def read(self, name: str, into: memoryview) -> None:
         """Fill ``into`` (bytes, exactly as many) with the data of one tensor. Raises Damaged, OSError."""
         part, offset = self.places[name]
         if self.files.read(self.descriptor, into, self.header_bytes + offset) != part.size_bytes:
-            raise Damaged(f"tensor {name} is cut short")
+            raise DamagedEntry(f"tensor {name} is cut short")
         if checksum(into) != self.checksums[name]:
-            raise Damaged(f"tensor {name} has another checksum")
+            raise DamagedEntry(f"tensor {name} has another checksum")
 
 
 def open_checked(files: Files, descriptor: int, header_bytes: int, header_checksum: str) -> Opened:
@@ -158,32 +158,32 @@ def open_checked(files: Files, descriptor: int, header_bytes: int, header_checks
         files.read(descriptor, memoryview(header), 0) != header_bytes
         or checksum(memoryview(header)) != header_checksum
     ):
-        raise Damaged("a file's header has another checksum")
+        raise DamagedEntry("a file's header has another checksum")
     try:
         layout, checksums = _parsed(bytes(header[8:]))
         places = {part.name: (part, offset) for part, offset in layout.offsets()}
         data_bytes = sum(part.size_bytes for part in layout.parts)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         # Not what we wrote, though its checksum fits: anybody can compute one.
-        raise Damaged(f"a file's header cannot be read ({type(error).__name__})") from None
+        raise DamagedEntry(f"a file's header cannot be read ({type(error).__name__})") from None
     if header_bytes + data_bytes > os.fstat(descriptor).st_size:
-        raise Damaged("a file is shorter than its header says")
+        raise DamagedEntry("a file is shorter than its header says")
     return Opened(files, descriptor, layout, header_bytes, checksums, places)
 
 
-def _parsed(header: bytes) -> tuple[Layout, dict[str, str]]:
+def _parsed(header: bytes) -> tuple[FileLayout, dict[str, str]]:
     """The parts that a header lists and their checksums. Raises all kinds of errors for what is no header."""
     entries = json.loads(header)
     about = entries.pop("__metadata__")
     parts = tuple(
-        Part(name, entry["dtype"], tuple(map(_length, entry["shape"]))) for name, entry in entries.items()
+        FilePart(name, entry["dtype"], tuple(map(_length, entry["shape"]))) for name, entry in entries.items()
     )
     digits = str(about["checksums"])
     checksums = {
         part.name: digits[number * _CHECKSUM_DIGITS : (number + 1) * _CHECKSUM_DIGITS]
         for number, part in enumerate(parts)
     }
-    return Layout(parts, json.loads(about["about"])), checksums
+    return FileLayout(parts, json.loads(about["about"])), checksums
 
 
 def _length(value: Any) -> int:

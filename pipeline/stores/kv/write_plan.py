@@ -18,7 +18,7 @@ from pipeline.stores.kv.index import Held
 from pipeline.stores.kv.manifest import Manifest
 from pipeline.stores.kv.sizes import StorageFormat
 from pipeline.stores.kv.staged_write import planned_file
-from pipeline.stores.kv.tensor_file import IDS, Layout, Part
+from pipeline.stores.kv.tensor_file import IDS, FileLayout, FilePart
 
 
 def full_fingerprint(fingerprint: Mapping[str, Any], storage_format: StorageFormat) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def full_fingerprint(fingerprint: Mapping[str, Any], storage_format: StorageForm
 
 
 @dataclass(frozen=True)
-class Plan:
+class WritePlan:
     """See the module. ``packed``: the ids as they are stored."""
 
     entry: Entry
@@ -35,16 +35,16 @@ class Plan:
     storage_format: StorageFormat
     packed: bytes
     coded: Mapping[str, Coded]
-    layouts: Mapping[str, Layout]
+    layouts: Mapping[str, FileLayout]
 
     @classmethod
-    def of(cls, entry: Entry, segment: Segment, storage_format: StorageFormat) -> Plan:
+    def of(cls, entry: Entry, segment: Segment, storage_format: StorageFormat) -> WritePlan:
         """Raises ValueError for shapes, names or dtypes that cannot be."""
         _check_shapes(entry, segment)
         tensors = (*segment.ranges.items(), *segment.states.items())
         coded = {name: Coded.of(name, tensor, storage_format) for name, tensor in tensors}
         begin, end = segment.begin, len(entry.ids)
-        ids_part = Part(IDS, "I32", (end - begin,))
+        ids_part = FilePart(IDS, "I32", (end - begin,))
         layouts = {_segment_name(begin, end): _layout([coded[name] for name in segment.ranges], [ids_part])}
         if segment.states:
             layouts[_state_name(end)] = _layout([coded[name] for name in segment.states], [])
@@ -126,9 +126,9 @@ def _ids_digest(packed: bytes) -> str:
     return prefix_hash.tail(packed, prefix_hash.chain(packed))
 
 
-def _layout(coded: Sequence[Coded], more: Sequence[Part]) -> Layout:
+def _layout(coded: Sequence[Coded], more: Sequence[FilePart]) -> FileLayout:
     parts = [part for one in coded for part in one.parts()]
-    return Layout.of(
+    return FileLayout.of(
         [*more, *parts], {"tensors": [[one.name, list(one.shape), one.dtype, one.encoding] for one in coded]}
     )
 

@@ -16,7 +16,7 @@ import torch
 
 from pipeline.stores.kv.counters import Receipt
 from pipeline.stores.kv.entry import Entry, Segment
-from pipeline.stores.kv.manifest import Kind
+from pipeline.stores.kv.manifest import EntryKind
 from pipeline.stores.kv.store import KvStore
 
 _log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class BackgroundWriter:
         return self._enqueue(lambda: self._store.put(entry, kept), size_bytes)
 
     def finish_checkpoint(
-        self, fingerprint: Mapping[str, Any], owner: Mapping[str, Any], *, become: Kind | None = None
+        self, fingerprint: Mapping[str, Any], owner: Mapping[str, Any], *, become: EntryKind | None = None
     ) -> Future[bool] | None:
         """See KvStore.finish_checkpoint; after the writes that were put before it, and never skipped before
         ``close``.

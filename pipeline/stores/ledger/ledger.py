@@ -22,7 +22,7 @@ from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.exc import DatabaseError, OperationalError
 
 from pipeline.errors import JobChanged, LedgerError, UsageError
-from pipeline.records import STATES, Generation, Outcome, Step, TaskJob, pack_generation
+from pipeline.records import STATES, Generation, Outcome, Step, TaskJob, WorkId, pack_generation
 from pipeline.stores.ledger.inventory import Inventory
 from pipeline.stores.ledger.queries import ViewRow
 from pipeline.stores.ledger.reader import RUNNER_DIED, LedgerReader, disk_refuses, stopped_by
@@ -44,9 +44,7 @@ from pipeline.stores.ledger.schema import (
 from pipeline.stores.ledger.task_diff import describe_change
 from pipeline.system.atomic_write import failing_disk_stops
 
-WorkId = tuple[str, str]
-"""(task name, work key)."""
-Answered = tuple[WorkId, Step, Generation]
+RecordedReply = tuple[WorkId, Step, Generation]
 """A reply inside a work: whose, to which question, what."""
 _KEYS_AT_ONCE = 500
 
@@ -285,7 +283,7 @@ class Ledger(LedgerReader):
                 connection.execute(_OPEN_ATTEMPT, [{**row, "run": run, "now": now} for row in keyed])
             return taken
 
-    def finish(self, run: int, outcomes: Sequence[Outcome], answered: Sequence[Answered] = ()) -> None:
+    def finish(self, run: int, outcomes: Sequence[Outcome], answered: Sequence[RecordedReply] = ()) -> None:
         """Commit how works ended and the replies ``answered`` (see ``record_replies``), all of it or nothing.
 
         Raises LedgerError when a work had ended before.
@@ -385,7 +383,7 @@ class Ledger(LedgerReader):
 
     # ── replies inside documents ────────────────────────────────────────────────────────────────────────────
 
-    def record_replies(self, answered: Sequence[Answered]) -> None:
+    def record_replies(self, answered: Sequence[RecordedReply]) -> None:
         """Keep replies of documents that are not finished by them."""
         self.finish(0, (), answered)
 

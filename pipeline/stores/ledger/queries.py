@@ -115,7 +115,7 @@ class ViewRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class DocumentScores:
     """A document that a label task has finished: an id it came under, and its uncalibrated scores by label
     (natural logs).
 
@@ -358,7 +358,7 @@ def _with_features(connection: sa.Connection, joined: Any) -> tuple[Any, sa.Labe
     return joined, sa.func.coalesce(features.c.state, nothing).label("features")
 
 
-def scored(connection: sa.Connection, task: int, *, with_features: bool = False) -> Iterator[Scored]:
+def scored(connection: sa.Connection, task: int, *, with_features: bool = False) -> Iterator[DocumentScores]:
     """Present documents that a label task has finished, a text once, in the order of their keys."""
     joined = work.join(results, (results.c.task_id == work.c.task_id) & (results.c.key == work.c.key)).join(
         inputs, (inputs.c.document_key == work.c.document_key) & (inputs.c.occurrence == 0)
@@ -374,7 +374,7 @@ def scored(connection: sa.Connection, task: int, *, with_features: bool = False)
     )
     for row in connection.execution_options(yield_per=_BLOCK_ROWS).execute(query):
         if row.scores:
-            yield Scored(row.id, row.document_key, row.scores, row.features)
+            yield DocumentScores(row.id, row.document_key, row.scores, row.features)
 
 
 def rejected_rows(connection: sa.Connection) -> Iterator[dict[str, Any]]:

@@ -15,7 +15,15 @@ from sqlalchemy.exc import DatabaseError, OperationalError
 from pipeline.errors import StoppedEarly
 from pipeline.records import Generation, unpack_generation
 from pipeline.stores.ledger import queries
-from pipeline.stores.ledger.queries import ExportRow, InputRow, RecordedStep, Scored, Status, TaskRow, ViewRow
+from pipeline.stores.ledger.queries import (
+    DocumentScores,
+    ExportRow,
+    InputRow,
+    RecordedStep,
+    Status,
+    TaskRow,
+    ViewRow,
+)
 from pipeline.stores.ledger.schema import attempts, meta, replies, runs, work
 from pipeline.system.atomic_write import disk_fails, disk_is_full
 
@@ -151,7 +159,7 @@ class LedgerReader:
         with self._reading() as connection:
             return queries.some_id(connection, document_key)
 
-    def scored(self, task: str, *, with_features: bool = False) -> Iterator[Scored]:
+    def scored(self, task: str, *, with_features: bool = False) -> Iterator[DocumentScores]:
         """Documents that a label task has finished, with their uncalibrated scores, and what the model made
         of them if it is asked for.
         """

@@ -19,10 +19,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pipeline.engine.hf.base import LibraryEngine
 from pipeline.engine.interface import Engine
-from pipeline.engine.model.device_map import Placement
+from pipeline.engine.model.device_map import DeviceMap
 from pipeline.engine.model.loading import LoadedModel
 from pipeline.engine.select import open_decoder
-from pipeline.engine.static.engine import ModelEngine
+from pipeline.engine.static.engine import StaticEngine
 from pipeline.errors import ConfigError
 from pipeline.records import Decode, Generation, Plan, Request, Sampling, Score
 from tests.engine.static.test_engine import exhaust_memory
@@ -74,7 +74,7 @@ class Sign:
 
 
 def loaded(model: Any) -> LoadedModel:
-    return LoadedModel(model, Placement({"": "cpu"}, {}, 0), {"attention": model.config._attn_implementation})
+    return LoadedModel(model, DeviceMap({"": "cpu"}, {}, 0), {"attention": model.config._attn_implementation})
 
 
 def test_a_quantized_cache_is_refused_where_layers_are_not_all_full_attention() -> None:
@@ -85,7 +85,7 @@ def test_a_quantized_cache_is_refused_where_layers_are_not_all_full_attention() 
     engine, told = open_decoder(
         "overnight", loaded(tiny_model("llama (GQA)")), plan, end_ids=END_IDS, pad_id=0
     )
-    assert isinstance(engine, ModelEngine)
+    assert isinstance(engine, StaticEngine)
     assert "quantized" in told
 
 
@@ -168,7 +168,7 @@ def test_same_texts_in_eager_attention(name: str) -> None:
 def test_loops_end_where_they_end_in_our_decoders_and_are_not_carried_on(name: str) -> None:
     model = tiny_model("olmo2", seed=2)  # runs into loops
     asked = decodes(400, [prompts(LENGTHS)[number] for number in (1, 2, 5)])
-    expected = finished(ModelEngine(model, PLAN, end_ids=(), pad_id=0), asked)
+    expected = finished(StaticEngine(model, PLAN, end_ids=(), pad_id=0), asked)
     assert {generation.finish_reason for generation in expected} == {"repetition"}
     engine = opened(name, model, end_ids=())
     passes: list[int] = []
@@ -210,7 +210,7 @@ def test_what_is_not_the_librarys_goes_to_the_static_engine(name: str) -> None:
         Request(5, (5, 199), Decode(12)),
         Request(6, prompt, Decode(12, Sampling(0.0))),
     ]
-    expected = finished(ModelEngine(model, PLAN, end_ids=END_IDS, pad_id=0), asked)
+    expected = finished(StaticEngine(model, PLAN, end_ids=END_IDS, pad_id=0), asked)
     engine = opened(name, model)
     sign = Sign()
     engine.listener = sign
@@ -414,7 +414,7 @@ def test_same_texts_on_the_demo_model(name: Any, demo_model_folder: Path, record
 def test_a_cache_that_is_not_on_the_device_means_static_batches(name: Any) -> None:
     plan = dataclasses.replace(PLAN, placement="offloaded")
     engine, kind = open_decoder(name, loaded(tiny_model(LLAMA)), plan, end_ids=END_IDS, pad_id=0)
-    assert isinstance(engine, ModelEngine)
+    assert isinstance(engine, StaticEngine)
     assert kind == "static batches (the KV cache is offloaded)"
 
 
@@ -422,7 +422,7 @@ def test_a_model_on_several_devices_is_not_for_continuous_batching() -> None:
     model = tiny_model(LLAMA)
     model.model.layers[2].to("meta")
     engine, kind = open_decoder("continuous", loaded(model), PLAN, end_ids=END_IDS, pad_id=0)
-    assert isinstance(engine, ModelEngine)
+    assert isinstance(engine, StaticEngine)
     assert kind.endswith("is off for this model: it is spread over several devices")
 
 

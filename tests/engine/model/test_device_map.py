@@ -12,17 +12,17 @@ import torch
 
 from pipeline.config import ModelConfig
 from pipeline.engine.model import device_map as module
-from pipeline.engine.model.device_map import Placement, plan_placement, size
+from pipeline.engine.model.device_map import DeviceMap, plan_device_map, size
 from pipeline.engine.model.loading import load_model
 from pipeline.engine.model.location import locate
 from pipeline.errors import ConfigError, DoesNotFit
 from tests.engine.small_models import save_llama, save_mixtral
 
 
-def plan(folder: Path, quantization: str = "none", cpu_bytes: int | None = None, **changes: Any) -> Placement:
+def plan(folder: Path, quantization: str = "none", cpu_bytes: int | None = None, **changes: Any) -> DeviceMap:
     memory = None if cpu_bytes is None else {"cpu": cpu_bytes}
     config = ModelConfig(id=str(folder), quantization=quantization, max_memory=memory, **changes)
-    return plan_placement(config, locate(config), "float32")
+    return plan_device_map(config, locate(config), "float32")
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +145,6 @@ def test_sizes_are_written_for_people() -> None:
     assert size(110 * 2**20) == "110 MiB"
     assert size(7.5 * 2**30) == "7.5 GiB"
     assert (
-        Placement({"a": "0", "b": "disk"}, {"0": 2**30, "disk": 2**20}).describe()
+        DeviceMap({"a": "0", "b": "disk"}, {"0": 2**30, "disk": 2**20}).describe()
         == "1.0 GiB of weights on GPU 0, 1 MiB on disk"
     )

@@ -18,7 +18,7 @@ import torch
 from pipeline.engine.interface import Engine
 from pipeline.engine.kv.cache import OffloadedCache
 from pipeline.engine.kv.disk_layer import DiskLayer
-from pipeline.engine.static.engine import ModelEngine
+from pipeline.engine.static.engine import StaticEngine
 from pipeline.errors import OutOfMemory
 from pipeline.records import Decode, Generation, Plan, Request, Score
 from tests.equivalence.families import VOCABULARY, prompts, tiny_model
@@ -63,15 +63,15 @@ def exhaust_memory() -> None:
     torch.empty(2**58)
 
 
-def engine_with(check: Callable[[torch.Tensor, torch.Tensor, Any], None], plan: Plan = PLAN) -> ModelEngine:
-    return ModelEngine(Guarded(check), plan, end_ids=[2], pad_id=0)
+def engine_with(check: Callable[[torch.Tensor, torch.Tensor, Any], None], plan: Plan = PLAN) -> StaticEngine:
+    return StaticEngine(Guarded(check), plan, end_ids=[2], pad_id=0)
 
 
 def requests(ask: Decode | Score = ASK, lengths: tuple[int, ...] = LENGTHS) -> list[Request]:
     return [Request(index, prompt, ask) for index, prompt in enumerate(prompts(lengths))]
 
 
-def finished(engine: ModelEngine, asked: list[Request]) -> list[Generation]:
+def finished(engine: StaticEngine, asked: list[Request]) -> list[Generation]:
     engine.admit(asked)
     done: list[Generation] = []
     for _ in range(200):
@@ -98,7 +98,7 @@ def texts(generations: list[Generation]) -> list[tuple[int, ...]]:
 
 def test_runs_decodes_and_scores_together(plain: list[Generation]) -> None:
     engine: Engine = engine_with(lambda ids, mask, cache: None)
-    assert isinstance(engine, ModelEngine)
+    assert isinstance(engine, StaticEngine)
     scored = [
         dataclasses.replace(request, request_id=request.request_id + 100, ask=LABELS)
         for request in requests()

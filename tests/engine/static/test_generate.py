@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pipeline.engine.model.forward import Forward, left_padded
-from pipeline.engine.static.generate import NON_FINITE, Reply, Settings, generate, joined, prefill, selected
+from pipeline.engine.static.generate import NON_FINITE, PassLimits, Reply, generate, joined, prefill, selected
 from pipeline.records import Decode, Sampling
 from tests.equivalence.equality import reference_text
 from tests.equivalence.families import QUICK, VOCABULARY, prompts, tiny_model
@@ -16,8 +16,8 @@ from tests.equivalence.families import QUICK, VOCABULARY, prompts, tiny_model
 LENGTHS = (60, 33, 20, 2)
 
 
-def settings(chunk: int = 10_000, placement: Any = "device") -> Settings:
-    return Settings(chunk, 8, 10_000, placement, pad_id=0)
+def settings(chunk: int = 10_000, placement: Any = "device") -> PassLimits:
+    return PassLimits(chunk, 8, 10_000, placement, pad_id=0)
 
 
 def test_left_padding_counts_real_tokens() -> None:

@@ -11,7 +11,7 @@ import torch
 from pipeline.engine.kv.cache import tensors
 from pipeline.engine.model.forward import Forward
 from pipeline.engine.sampling.hidden_state import MOST_FEATURES, packed
-from pipeline.engine.static.generate import Settings, prefill
+from pipeline.engine.static.generate import PassLimits, prefill
 from pipeline.engine.static.score import score, score_rows
 from pipeline.records import Score
 from tests.equivalence.equality import reference_features, reference_scores
@@ -22,15 +22,15 @@ LENGTHS = (50, 31, 6)
 CONTINUATIONS = ((9, 10), (9, 10, 11), (9,), (12,), (12, 13, 14, 15, 16, 17), (9, 10))
 
 
-def settings(score_rows: int = 64, batch_tokens: int = 10_000, chunk: int = 10_000) -> Settings:
-    return Settings(chunk, score_rows, batch_tokens, "device", pad_id=0)
+def settings(score_rows: int = 64, batch_tokens: int = 10_000, chunk: int = 10_000) -> PassLimits:
+    return PassLimits(chunk, score_rows, batch_tokens, "device", pad_id=0)
 
 
 @pytest.mark.parametrize(
     "limits", [settings(), settings(score_rows=1), settings(batch_tokens=120), settings(chunk=33)]
 )
 @pytest.mark.parametrize("family", QUICK)
-def test_equal_to_each_continuation_on_its_own(family: str, limits: Settings) -> None:
+def test_equal_to_each_continuation_on_its_own(family: str, limits: PassLimits) -> None:
     model = tiny_model(family)
     asks = [Score(CONTINUATIONS), Score(CONTINUATIONS[:3]), Score(((40, 41),))]
     found = score(Forward(model), prompts(LENGTHS), asks, limits)
@@ -51,7 +51,7 @@ def test_probabilities_of_all_tokens_sum_to_one() -> None:
 @pytest.mark.parametrize("placement", ["device", "offloaded"])
 def test_the_documents_cache_is_not_changed(family: str, placement: Any) -> None:
     forward = Forward(tiny_model(family))
-    limits = Settings(10_000, 64, 10_000, placement, pad_id=0)
+    limits = PassLimits(10_000, 64, 10_000, placement, pad_id=0)
     with torch.inference_mode():
         rows = prefill(forward, prompts((40, 40)), limits)
         before = [tensor.clone() for tensor in tensors(rows.cache)]

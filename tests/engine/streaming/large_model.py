@@ -119,7 +119,7 @@ def main(
     bare_bytes = peak_resident_bytes()
     sys.stdin.readline()
     loaded = opened(Path(folder), "nf4", int(allowed) or None, dtype=dtype)
-    weights = loaded.gates.weights
+    weights = loaded.hooks.weights
     planned = dataclasses.replace(plan(int(rows)), dtype=dtype)
     engine = engine_on(
         loaded,

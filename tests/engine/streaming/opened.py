@@ -60,7 +60,7 @@ def engine_on(
 ) -> StreamedEngine:
     attention = str(loaded.facts["attention"])
     return StreamedEngine(
-        loaded.model, loaded.gates, plan, end_ids=end_ids, pad_id=0, attention=attention, lane_rows=lane_rows
+        loaded.model, loaded.hooks, plan, end_ids=end_ids, pad_id=0, attention=attention, lane_rows=lane_rows
     )
 
 

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.engine.streaming import weight_file as module
-from pipeline.engine.streaming.buffer_pool import Slab, Slabs, load
-from pipeline.engine.streaming.weight_file import Block, BlockFiles, Damaged, write_blocks
+from pipeline.engine.streaming.buffer_pool import Buffer, BufferPool, load
+from pipeline.engine.streaming.weight_file import Block, BlockFiles, DamagedWeights, write_blocks
 
 DTYPES = (torch.uint8, torch.int8, torch.bfloat16, torch.float32, torch.int64)
 _files = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -60,26 +60,26 @@ def test_any_stretch_of_a_file_is_read_as_written(
 def test_every_unit_fits_into_any_slab(tmp_path: Path, kinds: list[tuple[torch.dtype, int]]) -> None:
     blocks, tensors = written(tmp_path, kinds)
     units = [[block] for block in blocks] + [blocks]
-    slabs, files = Slabs(units, pinned=False), BlockFiles(tmp_path)
+    pool, files = BufferPool(units, pinned=False), BlockFiles(tmp_path)
     for unit, expected in [*zip(units, [*([tensor] for tensor in tensors), tensors], strict=True)] * 2:
-        slab = slabs.take()
-        files.read(unit, slab.landing(unit))
-        assert all(map(torch.equal, slab.tensors(unit), expected))  # none lies over another
-        slabs.give_back(slab)
+        buffer = pool.take()
+        files.read(unit, buffer.landing(unit))
+        assert all(map(torch.equal, buffer.tensors(unit), expected))  # none lies over another
+        pool.give_back(buffer)
     files.close()
-    assert slabs.made == 1
+    assert pool.made == 1
 
 
 def test_what_is_in_use_is_not_given_out_again(tmp_path: Path) -> None:
     blocks, _ = written(tmp_path, [(torch.float32, 8)])
-    slabs = Slabs([blocks], pinned=False)
-    first, second = slabs.take(), slabs.take()
+    pool = BufferPool([blocks], pinned=False)
+    first, second = pool.take(), pool.take()
     first.landing(blocks)[:] = b"1" * len(first.landing(blocks))
     second.landing(blocks)[:] = b"2" * len(second.landing(blocks))
     assert bytes(first.landing(blocks)[:1]) == b"1"
-    slabs.give_back(first)
-    assert slabs.take() is first
-    assert slabs.made == 2
+    pool.give_back(first)
+    assert pool.take() is first
+    assert pool.made == 2
 
 
 def test_reads_go_around_the_page_cache_where_the_system_lets_them(
@@ -145,12 +145,12 @@ def test_a_file_that_is_cut_is_damaged(tmp_path: Path) -> None:
     blocks, _ = written(tmp_path, [(torch.float32, 10_000)])
     for length in (blocks[0].offset + 39_999, blocks[0].offset + 4096, blocks[0].offset, 10):
         os.truncate(tmp_path / "part", length)
-        with pytest.raises(Damaged):
+        with pytest.raises(DamagedWeights):
             load(BlockFiles(tmp_path), blocks)
 
 
 def test_a_slab_begins_at_a_page(tmp_path: Path) -> None:
     blocks, _ = written(tmp_path, [(torch.uint8, 5)])
     for _ in range(20):
-        slab = Slab([blocks])
-        assert slab.tensors(blocks)[0].data_ptr() % 4096 == blocks[0].offset % 4096
+        buffer = Buffer([blocks])
+        assert buffer.tensors(blocks)[0].data_ptr() % 4096 == blocks[0].offset % 4096

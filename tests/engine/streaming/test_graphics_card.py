@@ -52,7 +52,7 @@ def requests(rows: int) -> list[Request]:
 def test_as_resident_and_within_the_plan(folder: Path, tmp_path: Path, ram_bytes: int) -> None:
     resident = load_model(configured(folder, "nf4").model, "float32", tmp_path / "offload").model
     loaded = on_card(folder, {0: 90 * 2**20, "cpu": ram_bytes})
-    tiers = loaded.gates.weights.tiers
+    tiers = loaded.hooks.weights.tiers
     assert tiers.bytes_in("ram" if ram_bytes else "disk") > 0
     ids = torch.tensor([[5, 6, 7, 8]], device="cuda")
     with torch.inference_mode():

@@ -162,7 +162,7 @@ def test_a_damaged_file_is_found_and_made_again(folder: Path, group: str) -> Non
     loaded = opened(folder, "nf4")
     with torch.inference_mode():
         assert torch.equal(loaded.model(torch.tensor([[5, 6, 7, 8]])).logits, expected)
-    assert loaded.gates.weights._prepared.rebuilt == [block.file]
+    assert loaded.hooks.weights._prepared.rebuilt == [block.file]
     data[block.offset + block.bytes // 2] ^= 4
     assert path.read_bytes() == bytes(data)
 
@@ -172,12 +172,12 @@ def test_damage_under_way_is_found_in_the_next_sweep(folder: Path) -> None:
     ids = torch.tensor([[5, 6, 7, 8]])
     with torch.inference_mode():
         expected = loaded.model(ids).logits
-        block = loaded.gates.weights._prepared.files["layer-00002"][0]
-        with (loaded.gates.weights._prepared.folder / block.file).open("r+b") as file:
+        block = loaded.hooks.weights._prepared.files["layer-00002"][0]
+        with (loaded.hooks.weights._prepared.folder / block.file).open("r+b") as file:
             file.seek(block.offset)
             file.write(b"\xff" * 64)
         assert torch.equal(loaded.model(ids).logits, expected)
-    assert loaded.gates.weights._prepared.rebuilt == [block.file]
+    assert loaded.hooks.weights._prepared.rebuilt == [block.file]
 
 
 @pytest.mark.parametrize("harm", ["cut", "gone", "manifest"])

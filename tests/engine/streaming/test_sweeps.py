@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pipeline.engine.interface import Listener
-from pipeline.engine.model.device_map import plan_placement
+from pipeline.engine.model.device_map import plan_device_map
 from pipeline.engine.model.location import locate
 from pipeline.engine.streaming import load, weight_prefetcher
 from pipeline.engine.streaming.load import why_streamed
@@ -45,7 +45,7 @@ def requests(count: int, tokens: int = 9, new_tokens: int = 6) -> list[Request]:
 @pytest.mark.parametrize("rows", [1, 16])
 def test_every_sweep_reads_what_is_not_there_once(folder: Path, quantization: str, rows: int) -> None:
     loaded = opened(folder, quantization)
-    weights = loaded.gates.weights
+    weights = loaded.hooks.weights
     answers(engine_on(loaded, PLAN), requests(rows))
     assert weights.sweeps == 6  # one for the prompts, one for each token after the first
     stored = sum(block.bytes for blocks in weights._prepared.files.values() for block in blocks)
@@ -62,31 +62,31 @@ def test_every_sweep_reads_what_is_not_there_once(folder: Path, quantization: st
 def test_what_is_allowed_to_stay_is_not_read_again(folder: Path) -> None:
     everything = opened(folder, "nf4", 10**9)
     answers(engine_on(everything, PLAN), requests(3))
-    assert everything.gates.weights.files.read_bytes == everything.gates.weights.tiers.sweep_bytes == 0
+    assert everything.hooks.weights.files.read_bytes == everything.hooks.weights.tiers.sweep_bytes == 0
     tight = opened(folder, "none", 650_000)
-    tiers = tight.gates.weights.tiers
+    tiers = tight.hooks.weights.tiers
     assert tiers.grain == "layer"
     assert set(tiers.tiers) == {"device", "disk"}
     assert tiers.bytes_in("device") + tiers.working_bytes <= 650_000
     answers(engine_on(tight, PLAN), requests(3))
-    tight.gates.weights.settle()
+    tight.hooks.weights.settle()
     ahead = max(unit.bytes for unit in tiers.units)
-    assert 6 * tiers.sweep_bytes <= tight.gates.weights.files.read_bytes <= 6 * tiers.sweep_bytes + ahead
+    assert 6 * tiers.sweep_bytes <= tight.hooks.weights.files.read_bytes <= 6 * tiers.sweep_bytes + ahead
 
 
 def test_where_a_layer_is_too_much_its_modules_come_one_by_one(tmp_path: Path) -> None:
     folder = save_llama(tmp_path / "wide", hidden_size=256, intermediate_size=512)
     whole = opened(folder, "nf4", 10**9)
     part = opened(folder, "nf4", 2_400_000)
-    assert (whole.gates.weights.tiers.grain, part.gates.weights.tiers.grain) == ("layer", "module")
-    tiers = part.gates.weights.tiers
+    assert (whole.hooks.weights.tiers.grain, part.hooks.weights.tiers.grain) == ("layer", "module")
+    tiers = part.hooks.weights.tiers
     assert tiers.bytes_in("device") + tiers.working_bytes <= 2_400_000
     texts = [
         [generation.token_ids for generation in answers(engine_on(loaded, PLAN), requests(7))]
         for loaded in (whole, part)
     ]
     assert texts[0] == texts[1]
-    assert set(part.gates.weights.dequantized.values()) == {6}
+    assert set(part.hooks.weights.dequantized.values()) == {6}
     with pytest.raises(DoesNotFit, match=r"needs .* MiB for the largest of its matrices.*max_memory"):
         opened(folder, "nf4", 300_000)
 
@@ -101,14 +101,14 @@ def test_rows_come_and_go_between_sweeps(folder: Path) -> None:
         for request in requests(20, tokens=12)
     ]
     alone = [answers(engine_on(loaded, PLAN), [request])[0].token_ids for request in asked]
-    before = loaded.gates.weights.sweeps
+    before = loaded.hooks.weights.sweeps
     plan = dataclasses.replace(PLAN, max_batch_rows=6)
     engine = engine_on(loaded, plan, lane_rows=2)
     done = answers(engine, asked)
     assert [generation.token_ids for generation in done] == alone
     assert max(generation.batch_rows for generation in done) == 2
     assert (
-        loaded.gates.weights.sweeps - before
+        loaded.hooks.weights.sweeps - before
         < sum(request.ask.max_new_tokens for request in asked if isinstance(request.ask, Decode)) / 3
     )
     assert all(generation.seconds > 0 for generation in done)
@@ -173,7 +173,7 @@ def test_memory_that_runs_out_while_weights_are_unpacked_is_a_smaller_batch(
             raise left.pop()
         unpack(*args)
 
-    loaded.gates.weights.open(1)
+    loaded.hooks.weights.open(1)
     monkeypatch.setattr(weight_prefetcher, "dequantize", short_once)
     assert [generation.token_ids for generation in answers(engine_on(loaded, PLAN), requests(6))] == expected
     assert not left
@@ -183,7 +183,7 @@ def test_memory_that_runs_out_while_weights_are_unpacked_is_a_smaller_batch(
 def test_all_units_travel_in_two_slabs(folder: Path, quantization: str) -> None:
     loaded = opened(folder, quantization)
     answers(engine_on(loaded, PLAN), requests(6))
-    assert loaded.gates.weights._slabs.made == 2
+    assert loaded.hooks.weights._pool.made == 2
 
 
 def _short(states: torch.Tensor, forward: Any) -> torch.Tensor:
@@ -267,7 +267,7 @@ def test_when_weights_are_streamed(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert reason("nf4", 10**9, "auto") is None
     assert "only streaming keeps them quantized" in str(reason("nf4", 300_000, "auto"))
     assert reason("none", 600_000, "auto") is None  # the page cache holds them: plain offload is faster
-    placed = plan_placement(
+    placed = plan_device_map(
         configured(folder, "none", 600_000).model, locate(configured(folder).model), "float32"
     ).bytes_by_device
     for spare, streams in ((1, False), (-1, True)):  # what is placed in RAM is not there for the page cache

@@ -16,7 +16,7 @@ from pipeline.stores.kv.eviction import (
     ABANDONED_SECONDS,
     FORGOTTEN_SECONDS,
     HALF_LIFE_SECONDS,
-    Facts,
+    EvictionFacts,
     choose_victims,
 )
 from pipeline.stores.kv.files import used_bytes
@@ -37,8 +37,8 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], int]:
 
 def facts(
     name: str, kind: str = "document", size: int = 100, seconds: float = 1.0, used: float = 0.0
-) -> Facts:
-    return Facts(name, kind, size, seconds, used)  # type: ignore[arg-type]
+) -> EvictionFacts:
+    return EvictionFacts(name, kind, size, seconds, used)  # type: ignore[arg-type]
 
 
 def names(chosen: object) -> list[str] | None:
