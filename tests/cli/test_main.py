@@ -19,9 +19,14 @@ import pytest
 from tests.nights import ANight, documents, no_process_left
 
 COMMANDS = ("run", "plan", "status", "export", "report", "retry", "show", "reproduce", "doctor")
-QUALITY_COMMANDS = ("evaluate", "review", "sample")  # what they do is in test_assessment and test_picking
+QUALITY_COMMANDS = (
+    "evaluate",
+    "review",
+    "sample",
+)  # what they do is in tests/results/test_evaluate.py and test_review.py
 LIGHT = {
     "pipeline",
+    "pipeline.cli",
     "pipeline.cli.main",
     "pipeline.cli.cache",
     "pipeline.cli.plan",

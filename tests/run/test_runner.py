@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.records import Document, Origin, TaskJob
-from pipeline.run import runner, work_queue
+from pipeline.run import work_queue
 from pipeline.run.work_queue import WorkItem
 from pipeline.tasks import Work
 from tests.nights import TASKS, ANight, documents
@@ -38,7 +38,7 @@ def test_works_are_begun_in_groups_of_bounded_size(monkeypatch: Any) -> None:
     groups = []
     exhausted = False
     while not exhausted:
-        group, exhausted = runner._next_group(works, 3)
+        group, exhausted = work_queue.next_group(works, 3)
         groups.append([len(work.document.text) for work in group])
     assert groups == [[10, 10, 10], [10, 1000], [10], [10]]
 

@@ -54,8 +54,8 @@ def place_tables(
             # an attribute of this one module
             module.forward = _gathering(module, table, device)  # type: ignore[assignment, method-assign]
         else:
-            # no checks wanted: the parameter is replaced for good
-            module._parameters["weight"] = table.whole().to(device)  # type: ignore[assignment]
+            whole: Any = table.whole().to(device)
+            module._parameters["weight"] = whole  # noqa: SLF001  # no checks wanted
             loaded += module.weight.numel() * module.weight.element_size()
     return loaded
 
