@@ -17,9 +17,9 @@ WORK = ("topic", "0123456789abcdef")
 _DIES = """
 import os, signal, sys
 from pathlib import Path
-from pipeline.run.runner_watchdog import Whereabouts
+from pipeline.run.runner_watchdog import RunnerWatchdog
 
-with Whereabouts(Path(sys.argv[1]), 1000) as here, here.at((sys.argv[2], sys.argv[3])):
+with RunnerWatchdog(Path(sys.argv[1]), 1000) as here, here.at((sys.argv[2], sys.argv[3])):
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
