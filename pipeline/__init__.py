@@ -2,4 +2,4 @@
 does not import torch.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

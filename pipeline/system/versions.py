@@ -1,9 +1,13 @@
-"""Versions of the stack, read from package metadata: importing this imports none of the packages."""
+"""Versions of the stack, read from package metadata: importing this imports none of the packages. Our own is
+that of the code that runs.
+"""
 
 from __future__ import annotations
 
 import platform
 from importlib import metadata
+
+from pipeline import __version__
 
 STACK: tuple[str, ...] = (
     "torch",
@@ -21,7 +25,8 @@ def stack_versions() -> dict[str, str]:
     """Version by name of ``overnight``, Python and the libraries that shape results; "not installed" where
     one is missing.
     """
-    return {name: version_of(name) for name in ("overnight", *STACK)} | {"python": platform.python_version()}
+    libraries = {name: version_of(name) for name in STACK}
+    return {"overnight": __version__, **libraries, "python": platform.python_version()}
 
 
 def version_of(name: str) -> str:
