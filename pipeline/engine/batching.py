@@ -9,7 +9,6 @@ memory, hardly in compute.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from pipeline.records import Decode, Plan, Request
 
@@ -38,26 +37,6 @@ def batch_columns(batch: Sequence[Request]) -> int:
     from.
     """
     return max(len(request.ids) for request in batch) + max(new_tokens(request) for request in batch)
-
-
-@dataclass(slots=True)
-class RowLimits:
-    """What out-of-memory taught: how many columns a batch may have in all rows together, however long they
-    are.
-    """
-
-    _area: int | None = None
-
-    def learn(self, columns: int, rows: int) -> None:
-        """From now on, batches of ``columns`` have at most ``rows`` rows (at least one), shorter ones as many
-        more as they are shorter.
-        """
-        area = columns * max(1, rows)
-        self._area = area if self._area is None else min(self._area, area)
-
-    def rows(self, columns: int) -> int | None:
-        """The most rows a batch of ``columns`` may have, None while nothing was learned."""
-        return None if self._area is None else max(1, self._area // columns)
 
 
 def next_batch(

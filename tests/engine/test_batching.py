@@ -7,10 +7,10 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.engine.backoff import RowLimits
 from pipeline.engine.batching import (
     PADDED_TO_AT_MOST,
     SHORT_TOKENS,
-    RowLimits,
     batch_columns,
     chunk_columns,
     new_tokens,
@@ -53,7 +53,7 @@ def drained(queue: list[Request], plan: Plan, limits: RowLimits, equal_lengths: 
     st.integers(1, 12),
     st.integers(200, 9000),
     st.booleans(),
-    st.lists(st.tuples(st.integers(1, 3000), st.integers(0, 8))),
+    st.lists(st.tuples(st.integers(1, 3000), st.integers(1, 17))),
 )
 def test_every_request_once_and_within_bounds(
     queue: list[Request], rows: int, tokens: int, equal_lengths: bool, lessons: list[tuple[int, int]]
@@ -61,7 +61,7 @@ def test_every_request_once_and_within_bounds(
     plan = dataclasses.replace(PLAN, max_batch_rows=rows, batch_tokens=tokens)
     limits = RowLimits()
     for lesson in lessons:
-        limits.learn(*lesson)
+        limits.failed(*lesson)
     batches = drained(queue, plan, limits, equal_lengths)
     assert sorted(request.request_id for batch in batches for request in batch) == list(range(len(queue)))
     for batch in batches:
@@ -91,16 +91,6 @@ def test_batches_are_filled() -> None:
     assert [len(batch) for batch in drained(queue, PLAN, RowLimits(), False)] == [8, 8, 4]
     narrow = dataclasses.replace(PLAN, batch_tokens=360)
     assert [len(batch) for batch in drained(queue, narrow, RowLimits(), False)] == [3] * 6 + [2]
-
-
-def test_limits_remember_the_size() -> None:
-    limits = RowLimits()
-    assert limits.rows(1000) is None
-    limits.learn(1000, 4)
-    assert [limits.rows(columns) for columns in (100, 500, 1000, 1001, 2000, 9999)] == [40, 8, 4, 3, 2, 1]
-    limits.learn(2000, 0)
-    limits.learn(3000, 3)
-    assert [limits.rows(columns) for columns in (500, 1000, 2000)] == [4, 2, 1]
 
 
 def test_lengths_of_requests() -> None:

@@ -17,10 +17,12 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from pipeline.engine.batching import RowLimits, batch_columns, chunk_columns, new_tokens, next_batch
+from pipeline.engine.backoff import RowLimits
+from pipeline.engine.batching import batch_columns, chunk_columns, new_tokens, next_batch
 from pipeline.engine.hf.base import LibraryEngine
 from pipeline.engine.model.forward import Forward, attention_as, left_padded
-from pipeline.engine.static.engine import free_memory, generation_of, is_out_of_memory
+from pipeline.engine.out_of_memory import free_memory, is_out_of_memory
+from pipeline.engine.static.engine import generation_of
 from pipeline.engine.static.generate import NON_FINITE, Output
 from pipeline.records import Decode, Generation, Request
 
@@ -66,7 +68,7 @@ class GenerateEngine(LibraryEngine):
         if is_out_of_memory(error):
             free_memory()
             if len(batch) > 1:
-                self._limits.learn(batch_columns(batch), len(batch) // 2)
+                self._limits.failed(batch_columns(batch), len(batch))
                 self._queue.update((request.request_id, request) for request in batch)
                 return
         self._give_up(batch, error)

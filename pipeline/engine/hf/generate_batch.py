@@ -21,10 +21,12 @@ from typing import Any
 
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
+from pipeline.engine.backoff import halved
 from pipeline.engine.batching import new_tokens, row_tokens
 from pipeline.engine.hf.base import LibraryEngine
 from pipeline.engine.model.forward import attention_as
-from pipeline.engine.static.engine import free_memory, generation_of, is_out_of_memory
+from pipeline.engine.out_of_memory import free_memory, is_out_of_memory
+from pipeline.engine.static.engine import generation_of
 from pipeline.engine.static.generate import NON_FINITE, Output
 from pipeline.records import Decode, Generation, Request
 
@@ -287,8 +289,8 @@ class ContinuousLibraryEngine(LibraryEngine):
     def _halve(self, running: int) -> bool:
         """Allow half as much from now on; False when it cannot be less."""
         before = self._rows, self._pages
-        self._rows = max(1, (running or self._rows) // 2)
-        self._pages = max(self._least_pages, self._pages // 2)
+        self._rows = halved(self._rows, running or self._rows)
+        self._pages = halved(self._pages, self._pages, self._least_pages)
         return running != 1 and (self._rows, self._pages) != before
 
     def _close_if_done(self) -> None:

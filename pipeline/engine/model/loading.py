@@ -28,6 +28,7 @@ from pipeline.engine.model.precision import (
     settle_quantization,
     torch_dtype,
 )
+from pipeline.engine.out_of_memory import is_out_of_memory
 from pipeline.errors import ConfigError, DoesNotFit, OutOfMemory
 
 
@@ -114,9 +115,11 @@ def _read_weights(
         )
     except SafetensorError as error:
         raise ConfigError(f"a weight file of {config.id} is damaged ({error}); fetch it again") from error
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        raise OutOfMemory(f"memory ran out while the weights of {config.id} were read: {error}") from error
-    except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, ImportError, KeyError, RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error):
+            raise OutOfMemory(
+                f"memory ran out while the weights of {config.id} were read: {error}"
+            ) from error
         raise ConfigError(f"{config.id} cannot be loaded: {' '.join(str(error).split())}") from error
     model, report = loaded  # as output_loading_info says
     _require_all_weights(config, report)

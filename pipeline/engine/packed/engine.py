@@ -17,10 +17,12 @@ from typing import Any
 
 import torch
 
+from pipeline.engine.backoff import halved
 from pipeline.engine.batching import row_tokens
 from pipeline.engine.interface import Listener
 from pipeline.engine.kv.slot_pool import class_capacity
 from pipeline.engine.model.forward import attend_by, input_device
+from pipeline.engine.out_of_memory import free_memory, is_out_of_memory
 from pipeline.engine.packed.attention import IMPLEMENTATION, Prefix
 from pipeline.engine.packed.batch_size_ramp import BatchSizeRamp
 from pipeline.engine.packed.label_trie import ROOT, LabelTrie, Search, SearchWorth
@@ -29,7 +31,7 @@ from pipeline.engine.packed.prefix_cache import PrefixCache
 from pipeline.engine.packed.text_checkpoints import TextCheckpoints
 from pipeline.engine.reuse.prefix_store import PrefixStore
 from pipeline.engine.sampling.hidden_state import packed, watched
-from pipeline.engine.static.engine import StaticEngine, free_memory, is_out_of_memory
+from pipeline.engine.static.engine import StaticEngine
 from pipeline.engine.static.generate import Output
 from pipeline.records import Decode, Generation, Plan, Request, Score, document_of
 
@@ -413,9 +415,9 @@ class PackedEngine:
         self._documents.clear()
         error.__traceback__ = None
         if is_out_of_memory(error):  # the next passes are to be smaller
-            self._rows = max(1, min(self._rows, len(guests)) // 2)
+            self._rows = halved(self._rows, len(guests))
             self._ramp.shrink(self._rows)
-            self._columns = max(self._plan.context_tokens, self._columns // 2)
+            self._columns = halved(self._columns, self._columns, self._plan.context_tokens)
             free_memory()
         if not guests and self._waiting:
             request = self._requests.pop(heapq.heappop(self._waiting)[-1], None)

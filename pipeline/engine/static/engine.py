@@ -10,26 +10,25 @@ comes back as ``model_error``. Nothing is lost and nothing comes back empty.
 
 from __future__ import annotations
 
-import errno
-import gc
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
-from pipeline.engine.batching import RowLimits, batch_columns, next_batch, row_tokens
+from pipeline.engine.backoff import Ladder, RowLimits, Rung
+from pipeline.engine.batching import batch_columns, next_batch, row_tokens
 from pipeline.engine.interface import Listener
 from pipeline.engine.kv.cache import make_cache
 from pipeline.engine.model.forward import Forward
+from pipeline.engine.out_of_memory import free_memory, is_device_lost, is_disk_full, without_frames
 from pipeline.engine.static.generate import NON_FINITE, PassLimits, Reply, generate
 from pipeline.engine.static.score import RowScores, score
 from pipeline.engine.static.staged_prefill import REUSABLE, StagedPrefill
 from pipeline.errors import OutOfMemory
 from pipeline.records import Decode, Generation, KvPlacement, Plan, Request, Score
 
-_NO_MEMORY_TEXTS = ("not enough memory", "defaultcpuallocator", "out of memory", "cannot allocate memory")
 # Where keys and values go when even one document does not fit otherwise; to a placement that changes answers
 # only if that is allowed.
 _FURTHER: Mapping[str, tuple[KvPlacement, ...]] = {
@@ -39,7 +38,6 @@ _FURTHER: Mapping[str, tuple[KvPlacement, ...]] = {
 }
 _WHERE: Mapping[KvPlacement, str] = {"offloaded": "offloaded", "disk": "on disk", "quantized": "quantized"}
 _AS_PLANNED = "as planned"
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 _SMALLEST_CHUNK_TOKENS = 16
 _Error = tuple[str, str]
 
@@ -60,10 +58,10 @@ class StaticEngine:
         self._alone: deque[Request] = deque()
         self._refused: list[Generation] = []
         self._limits = RowLimits()
-        self._too_small_for: dict[str, int] = {}  # by rung, tokens of the shortest request that did not fit
-        self._may_quantize = (
+        may_quantize = (
             plan.lossy_last_resort and plan.placement != "quantized" and is_quantizable(self._forward)
         )
+        self._ladder = Ladder(list(_ever_smaller(self._settings, may_quantize)))
         self.stages: StagedPrefill | None = None
         """How documents come from the store and go there; None: they are always read."""
         self.listener: Listener | None = None
@@ -115,11 +113,9 @@ class StaticEngine:
 
     def _run_together(self, batch: Sequence[Request]) -> Sequence[Generation]:
         outcome = self._attempt(batch, self._settings)
-        if isinstance(outcome, OutOfMemory) or _is_disk_full(
-            outcome
-        ):  # of caches on disk, fewer rows need less
+        if isinstance(outcome, OutOfMemory) or is_disk_full(outcome):  # fewer rows need less disk, too
             free_memory()
-            self._limits.learn(batch_columns(batch), len(batch) // 2)
+            self._limits.failed(batch_columns(batch), len(batch))
             self._queue.update((request.request_id, request) for request in batch)
             return ()
         if isinstance(outcome, Exception):
@@ -133,30 +129,20 @@ class StaticEngine:
     def _run_alone(self, request: Request) -> Sequence[Generation]:
         error: Exception | None = None
         tokens = row_tokens(request)
-        for name, settings in self._ever_smaller():
-            if self._too_small_for.get(name, tokens + 1) <= tokens:
-                continue  # as short a prompt did not fit that way
-            outcome = self._attempt([request], settings)
+        for rung in self._ladder.below(tokens):
+            outcome = self._attempt([request], rung.way)
             if not isinstance(outcome, Exception):
                 return (
-                    outcome
-                    if name == _AS_PLANNED
-                    else [replace(reply, notes=(f"ran short of memory: {name}",)) for reply in outcome]
+                    outcome if rung.name == _AS_PLANNED else [_noted(reply, rung.name) for reply in outcome]
                 )
             error = outcome
-            if _is_disk_full(error):
-                if (
-                    settings.placement == self._settings.placement
-                ):  # where all caches are to be: every other document would fail, too
-                    return [_failed(request, ("disk_full", f"The disk for KV caches is full: {error}"))]
-            elif not isinstance(error, OutOfMemory):
-                return [
-                    _failed(
-                        request,
-                        ("model_error", f"The model raised {type(error).__name__} on this prompt: {error}"),
-                    )
-                ]
-            self._too_small_for[name] = tokens
+            if is_disk_full(error) and rung.way.placement == self._settings.placement:
+                # where all caches are to be: every other document would fail, too
+                return [_failed(request, ("disk_full", f"The disk for KV caches is full: {error}"))]
+            if not (is_disk_full(error) or isinstance(error, OutOfMemory)):
+                told = f"The model raised {type(error).__name__} on this prompt: {error}"
+                return [_failed(request, ("model_error", told))]
+            self._ladder.failed(rung, tokens)
             free_memory()
         message = (
             f"The prompt of {len(request.ids)} tokens ran out of memory alone, with the smallest passes "
@@ -165,19 +151,6 @@ class StaticEngine:
             f"the run directory."
         )
         return [_failed(request, ("out_of_memory", message))]
-
-    def _ever_smaller(self) -> Iterable[tuple[str, PassLimits]]:
-        """Ways to run one request, each with less memory than the one before, and what they are called."""
-        small = max(_SMALLEST_CHUNK_TOKENS, self._settings.prefill_chunk_tokens // 4)
-        yield _AS_PLANNED, self._settings
-        yield "read in smaller passes", replace(self._settings, prefill_chunk_tokens=small, score_rows=1)
-        further = _FURTHER.get(self._settings.placement, ())
-        for placement in (*further, "quantized") if self._may_quantize else further:
-            words = f"read in smaller passes, its KV cache {_WHERE[placement]}"
-            yield (
-                words,
-                replace(self._settings, prefill_chunk_tokens=small, score_rows=1, placement=placement),
-            )
 
     def _attempt(self, batch: Sequence[Request], settings: PassLimits) -> Sequence[Generation] | Exception:
         """Run ``batch``; an exception of the model is returned without the frames that hold its tensors."""
@@ -188,9 +161,9 @@ class StaticEngine:
         try:
             replies = self._replies(batch, settings)
         except Exception as error:
-            failure = _as_ours(error)
-            if failure is None:
-                raise  # the device itself is lost: nothing further can be computed in this process
+            if is_device_lost(error):
+                raise
+            failure = without_frames(error)
         else:
             seconds = (time.perf_counter() - started) / len(batch)
             return [
@@ -252,39 +225,19 @@ def is_quantizable(forward: Forward) -> bool:
     return True
 
 
-def is_out_of_memory(error: Exception) -> bool:
-    """Whether ``error`` says, in any of its forms, that memory ran out."""
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    return isinstance(error, MemoryError | torch.OutOfMemoryError | OutOfMemory) or (
-        isinstance(error, RuntimeError) and any(mark in str(error).lower() for mark in _NO_MEMORY_TEXTS)
+def _ever_smaller(planned: PassLimits, may_quantize: bool) -> Iterator[Rung[PassLimits]]:
+    """Ways to run one request, each with less memory than the one before."""
+    small = replace(
+        planned,
+        prefill_chunk_tokens=max(_SMALLEST_CHUNK_TOKENS, planned.prefill_chunk_tokens // 4),
+        score_rows=1,
     )
-
-
-def _is_disk_full(outcome: object) -> bool:
-    return isinstance(outcome, OSError) and outcome.errno in _DISK_FULL
-
-
-def _as_ours(error: Exception) -> Exception | None:
-    """``error`` as OutOfMemory where it is that, else itself; without its traceback. None when the device is
-    lost.
-    """
-    if is_out_of_memory(error):
-        text = str(error).strip()
-        return OutOfMemory(text.splitlines()[0] if text else type(error).__name__)
-    if isinstance(error, torch.AcceleratorError):
-        return None
-    error.__context__ = error.__cause__ = None
-    return error.with_traceback(None)
-
-
-def free_memory() -> None:
-    """Give back what the failed attempt held. Call outside of any except block: frames of the exception hold
-    tensors.
-    """
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    yield Rung(_AS_PLANNED, planned)
+    yield Rung("read in smaller passes", small)
+    further = _FURTHER.get(planned.placement, ())
+    for placement in (*further, "quantized") if may_quantize else further:
+        words = f"read in smaller passes, its KV cache {_WHERE[placement]}"
+        yield Rung(words, replace(small, placement=placement))
 
 
 def generation_of(
@@ -312,3 +265,7 @@ def generation_of(
 
 def _failed(request: Request, error: _Error) -> Generation:
     return Generation(request.request_id, finish_reason="error", prompt_tokens=len(request.ids), error=error)
+
+
+def _noted(generation: Generation, rung: str) -> Generation:
+    return replace(generation, notes=(f"ran short of memory: {rung}",))

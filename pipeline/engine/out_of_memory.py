@@ -1,0 +1,60 @@
+"""Which failures mean that memory, or the disk for caches, ran out, and how what they held is given back."""
+
+from __future__ import annotations
+
+import errno
+import gc
+
+import torch
+
+from pipeline.errors import OutOfMemory
+
+# Where the type does not tell: the allocators of torch for the processor and for pinned memory, CUDA itself,
+# cuBLAS and cuDNN, bitsandbytes, the C++ library.
+_TEXTS = (
+    "out of memory",
+    "not enough memory",
+    "defaultcpuallocator",
+    "cannot allocate memory",
+    "_alloc_failed",
+    "allocation_failed",
+    "bad_alloc",
+)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_out_of_memory(error: object) -> bool:
+    """Whether ``error`` says, in any of its forms, that memory ran out."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError | torch.OutOfMemoryError | OutOfMemory) or (
+        isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _TEXTS)
+    )
+
+
+def is_disk_full(error: object) -> bool:
+    """Whether ``error`` says that the disk, or the user's share of it, is full."""
+    return isinstance(error, OSError) and error.errno in _DISK_FULL
+
+
+def is_device_lost(error: Exception) -> bool:
+    """Whether nothing further can be computed in this process: the device failed, other than for memory."""
+    return isinstance(error, torch.AcceleratorError) and not is_out_of_memory(error)
+
+
+def without_frames(error: Exception) -> Exception:
+    """``error``, as OutOfMemory where it is that, without the frames that hold the tensors of the attempt."""
+    if is_out_of_memory(error):
+        text = str(error).strip()
+        return OutOfMemory(text.splitlines()[0] if text else type(error).__name__)
+    error.__context__ = error.__cause__ = None
+    return error.with_traceback(None)
+
+
+def free_memory() -> None:
+    """Give back what the failed attempt held. Call outside of any except block: frames of the exception hold
+    tensors.
+    """
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
