@@ -40,15 +40,45 @@ class ModelConfig(_Section):
     id: str = Field(
         min_length=1, description="Hub id, local folder, or the packaged demo model smollm2-135m-instruct"
     )
-    revision: str | None = None
-    quantization: Literal["none", "int8", "nf4"] = "nf4"
-    trust_remote_code: bool = False
-    template_options: dict[str, Any] = {}
-    context_tokens: int | None = Field(None, ge=128, description="cap below the model's own context")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    attention: Literal["auto", "sdpa", "eager"] = "auto"
-    device_map: Literal["auto", "cpu"] = "auto"
-    max_memory: dict[int | str, ByteSize] | None = None
+    revision: str | None = Field(
+        None, description="branch, tag or commit of a Hub model; null: its default branch"
+    )
+    quantization: Literal["none", "int8", "nf4"] = Field(
+        "nf4",
+        description="how weights are kept: none, as they are; int8 and nf4 (4 bits, double quantization) by "
+        "bitsandbytes, on cards and CPUs",
+    )
+    trust_remote_code: bool = Field(
+        False, description="whether code from the model's repository may run; read it before"
+    )
+    template_options: dict[str, Any] = Field(
+        {}, description="passed to the model's chat template, for example {enable_thinking: false}"
+    )
+    context_tokens: int | None = Field(
+        None,
+        ge=128,
+        description="cap below the model's own context, prompt and answer together; documents that do not "
+        "fit are read in parts",
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto",
+        description="numbers that are computed with; auto: bfloat16 where the device computes it natively, "
+        "float32 on other CPUs; what auto meant is kept for a run directory",
+    )
+    attention: Literal["auto", "sdpa", "eager"] = Field(
+        "auto",
+        description="the library's implementation of attention; auto: sdpa where the model's family has it, "
+        "else eager",
+    )
+    device_map: Literal["auto", "cpu"] = Field(
+        "auto", description="auto: weights go to the graphics cards first, then to RAM; cpu: no card is used"
+    )
+    max_memory: dict[int | str, ByteSize] | None = Field(
+        None,
+        description="the most bytes by device, for example {0: 7GiB, cpu: 24GiB}; a number is a card, and "
+        "cards that are not named are not used; cpu bounds the weights in RAM, not what works beside them; "
+        "null: what is free",
+    )
 
     @field_validator("max_memory")
     @classmethod
@@ -119,25 +149,40 @@ class KvCacheConfig(_Section):
 class GroupConfig(_Section):
     """Join consecutive rows (retrieved chunks, pages) that share a field into one document."""
 
-    field: str
-    order_by: str | None = None
-    separator: str = "\n\n"
+    field: str = Field(
+        description="rows that follow each other with the same value here are one document, whose id it is"
+    )
+    order_by: str | None = Field(
+        None, description="field that rows of a group are sorted by; null: as they stand in the source"
+    )
+    separator: str = Field("\n\n", description="text between the rows of a group")
 
 
 class SourceConfig(_Section):
     """Where documents come from."""
 
-    path: str | list[str]
-    format: Literal["auto", "jsonl", "json", "parquet", "csv", "tsv", "text", "hub", "saved"] = "auto"
-    id_field: str = "id"
-    text_field: str = "text"
+    path: str | list[str] = Field(
+        description="a file, a folder, a glob pattern, hf://owner/name, an fsspec URL, or a list of these"
+    )
+    format: Literal["auto", "jsonl", "json", "parquet", "csv", "tsv", "text", "hub", "saved"] = Field(
+        "auto",
+        description="auto: by the ending of each name, .gz and .zst left out; text: a file is a document; "
+        "hub: a Hub dataset; saved: a folder that datasets has written",
+    )
+    id_field: str = Field("id", description="field of a row that holds the document's id")
+    text_field: str = Field("text", description="field of a row that holds the document's text")
     records_field: str | None = Field(
         None, description="in a .json file, the key that holds the list of records"
     )
     subset: str | None = Field(None, description="configuration name of a Hub dataset")
-    split: str = "train"
-    revision: str | None = None
-    group_by: GroupConfig | None = None
+    split: str = Field("train", description="split of a Hub dataset, or of a saved one")
+    revision: str | None = Field(
+        None, description="branch, tag or commit of a Hub dataset; null: its default branch"
+    )
+    group_by: GroupConfig | None = Field(
+        None,
+        description="joins consecutive rows into one document; a field's name alone means {field: name}",
+    )
     max_rejects: int = Field(
         1000, ge=0, description="more rejected rows than this stop the run before the model is asked"
     )
@@ -415,17 +460,28 @@ TaskConfig = Annotated[SummarizeTask | LabelTask, Field(discriminator="kind")]
 class SamplingConfig(_Section):
     """Off unless asked for. Seeds are derived per document, so order and batch do not matter."""
 
-    temperature: float = Field(gt=0)
-    top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=0)
-    seed: int = 0
+    temperature: float = Field(
+        gt=0, description="what logits are divided by; below 1 the likely gets likelier"
+    )
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="only the likeliest tokens that reach this probability together; 1: all"
+    )
+    top_k: int = Field(0, ge=0, description="only so many of the likeliest tokens; 0: all")
+    seed: int = Field(0, description="another number gives other texts, the same number the same ones")
 
 
 class GenerationConfig(_Section):
     """How answers are made."""
 
-    layout: Literal["auto", "instructions_first", "document_first"] = "auto"
-    sampling: SamplingConfig | None = None
+    layout: Literal["auto", "instructions_first", "document_first"] = Field(
+        "auto",
+        description="what prompts begin with, and so what they share; auto: the document where that saves a "
+        "third of the reading (anything, where kv_cache.store.documents is always), else the instructions; "
+        "what auto meant is kept for a run directory",
+    )
+    sampling: SamplingConfig | None = Field(
+        None, description="how tokens of a text are drawn; null: always the likeliest one"
+    )
 
 
 class EngineConfig(_Section):
@@ -441,7 +497,11 @@ class EngineConfig(_Section):
     batch_tokens: int | None = Field(
         None, ge=128, description="rows x longest row of a batch; null: from memory"
     )
-    prefill_chunk_tokens: int | None = Field(None, ge=16)
+    prefill_chunk_tokens: int | None = Field(
+        None,
+        ge=16,
+        description="tokens of a pass that reads prompts; null: 4,096 on a card, 1,024 on a CPU",
+    )
     weights: Literal["auto", "resident", "streamed"] = Field(
         "auto",
         description="resident: loaded whole, or offloaded by the library where not quantized; streamed: "
@@ -453,7 +513,7 @@ class EngineConfig(_Section):
     prepared_quota: ByteSize | None = Field(
         None,
         description="the most bytes that prepared weights of all models may take; those used longest ago "
-        "are removed",
+        "are removed; null: no bound",
     )
     threads: int | None = Field(
         None, ge=1, description="CPU threads of the model; null: the cores that exist"
@@ -466,8 +526,14 @@ class EngineConfig(_Section):
 class RunConfig(_Section):
     """The run directory and when to stop."""
 
-    directory: str
-    deadline: str | None = None
+    directory: str = Field(
+        description="folder of the ledger, the report and the lock; the same one goes on with a run"
+    )
+    deadline: str | None = Field(
+        None,
+        description='time of day, local and in quotes ("07:00"), at which the run stops cleanly; the same '
+        "command goes on",
+    )
     max_attempts: int = Field(
         3, ge=1, description="times a document may take the worker down before it is quarantined"
     )
