@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-from hypothesis import HealthCheck, settings
+from tests.home import move_in
 
-from pipeline.engine.model.demo_model import demo_model
+move_in()  # before anything is imported that looks for a home
 
+import pytest  # noqa: E402  # after the above, as all that follow
+from hypothesis import HealthCheck, settings  # noqa: E402
+
+from pipeline.engine.model.demo_model import demo_model  # noqa: E402
+
+_CACHE = Path(os.environ["OVERNIGHT_CACHE"])
+_MEASURED = ("speeds", "decoders")
 _MOST_WORKERS = 4  # some tests hold a model in a process of its own
 _CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 # Tests side by side share the cores; threads that spin while they wait would take them from each other. None
@@ -31,5 +38,13 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 @pytest.fixture(scope="session")
 def demo_model_folder() -> Path:
-    """The packaged demo model as a plain folder; converted once, into the user's cache."""
+    """The packaged demo model as a plain folder; converted once in a checkout (see ``tests/home.py``)."""
     return demo_model(print)
+
+
+@pytest.fixture(autouse=True)
+def _measures_elsewhere() -> Iterator[None]:
+    """What a test measures would change what later ones see: such a test sets a cache folder of its own."""
+    yield
+    left = [name for name in _MEASURED if (_CACHE / name).exists()]
+    assert not left, f"left in the cache folder of all tests: {left}; set OVERNIGHT_CACHE"
