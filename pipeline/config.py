@@ -493,6 +493,12 @@ class EngineConfig(_Section):
         "continuous (its generate_batch); "
         "auto: what was measured fastest on this device, else overnight",
     )
+    backend: str = Field(
+        "auto",
+        pattern=r"^[A-Za-z_][\w.-]*(:[A-Za-z_]\w*)?$",
+        description="what answers: transformers; a name that an installed package declares in the entry "
+        "point group overnight.backends; or module:Class, whose code is then run; auto: transformers",
+    )
     batch_rows: int | None = Field(None, ge=1, description="rows a batch; null: from memory")
     batch_tokens: int | None = Field(
         None, ge=128, description="rows x longest row of a batch; null: from memory"

@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+SCRIPTED = "pipeline.testing.scripted_backend:ScriptedBackend"
 SENTENCES = (
     "The ferry {} left the northern harbour at six in the morning.",
     "Its {} passengers waited for the fog to lift.",
@@ -64,12 +65,17 @@ class ANight:
             "model": {"id": "scripted", "quantization": "none", "context_tokens": 600},
             "source": {"path": str(self.source)},
             "tasks": self.tasks,
-            "engine": {"batch_rows": 4},
+            "engine": {"backend": self.backend, "batch_rows": 4},
             "run": {"directory": str(self.directory)},
         }
         for key, value in self.extra.items():
             raw[key] = {**raw.get(key, {}), **value}
         self.config.write_text(yaml.safe_dump(raw), encoding="utf-8")
+
+    @property
+    def backend(self) -> str:
+        """The scripted model, unless ``extra`` names a real one."""
+        return "auto" if self.extra.get("model", {}).get("id") else SCRIPTED
 
     @property
     def source(self) -> Path:
@@ -88,15 +94,9 @@ class ANight:
 
     @property
     def environment(self) -> dict[str, str]:
-        scripted = (
-            {}
-            if self.extra.get("model", {}).get("id")
-            else {"OVERNIGHT_BACKEND": "pipeline.testing.scripted_backend:ScriptedBackend"}
-        )
         root = str(Path(__file__).parent.parent)  # where the program is, also when it runs in another folder
         return {
             **os.environ,
-            **scripted,
             "PYTHONPATH": root,
             "OVERNIGHT_SCRIPT": json.dumps(self.script),
             "HF_HUB_OFFLINE": "1",

@@ -1,31 +1,59 @@
 """Which backend serves a configuration. The one place that knows their names; importing it imports none of
 them.
+
+A backend is found by ``engine.backend``: in the table below, among the entry points that installed packages
+declare in the group ``overnight.backends``, or, written out as ``module:Class``, where Python finds it.
 """
 
 from __future__ import annotations
 
 import importlib
-import os
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from typing import Any
 
 from pipeline.config import Config
 from pipeline.engine.interface import Backend
-from pipeline.errors import UsageError
+from pipeline.errors import ConfigError
 
-DEFAULT = "pipeline.engine.hf_backend:TransformersBackend"
-VARIABLE = "OVERNIGHT_BACKEND"
+GROUP = "overnight.backends"
+AUTO = "transformers"
+BUILT_IN: Mapping[str, str] = {"transformers": "pipeline.engine.hf_backend:TransformersBackend"}
 
 
 def open_backend(config: Config) -> Backend:
-    """The backend named by $OVERNIGHT_BACKEND ("module:Class", how tests put a scripted engine in), else
-    transformers.
+    """The backend that ``engine.backend`` names. Raises ConfigError where there is none of that name, or it
+    cannot be imported.
     """
-    name = os.environ.get(VARIABLE, DEFAULT)
-    module, _, attribute = name.partition(":")
-    try:
-        kind = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        if name != DEFAULT:
-            raise UsageError(f"{VARIABLE}={name!r} names no backend: {error}") from None
-        raise
-    backend: Backend = kind(config)
+    asked = config.engine.backend
+    name = AUTO if asked == "auto" else asked
+    backend: Backend = _kind(name)(config)
     return backend
+
+
+def known_backends() -> tuple[str, ...]:
+    """Names that ``engine.backend`` can take here; an entry point cannot take a built-in one's."""
+    return tuple(sorted({*BUILT_IN, *(found.name for found in entry_points(group=GROUP))}))
+
+
+def _kind(name: str) -> Callable[[Config], Any]:
+    if name in BUILT_IN:
+        return _imported(BUILT_IN[name])
+    try:
+        if ":" in name:
+            return _imported(name)
+        for found in entry_points(group=GROUP, name=name):
+            kind: Callable[[Config], Any] = found.load()
+            return kind
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"engine.backend {name!r} cannot be opened: {error}") from None
+    raise ConfigError(
+        f"engine.backend {name!r} is no backend that is installed here; there is: "
+        f"{', '.join(known_backends())}; or write module:Class"
+    )
+
+
+def _imported(path: str) -> Callable[[Config], Any]:
+    module, _, attribute = path.partition(":")
+    kind: Callable[[Config], Any] = getattr(importlib.import_module(module), attribute)
+    return kind

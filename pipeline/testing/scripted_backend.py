@@ -1,7 +1,7 @@
 """Parts that fail, stall or answer by a script, for tests of everything around a model: real processes, real
 files, no weights.
 
-``OVERNIGHT_BACKEND=pipeline.testing.scripted_backend:ScriptedBackend`` puts the scripted model behind any
+``engine.backend: pipeline.testing.scripted_backend:ScriptedBackend`` puts the scripted model behind any
 command. Its answers depend only on the prompt, so an interrupted run must end equal to an uninterrupted one.
 ``OVERNIGHT_SCRIPT`` (JSON) sets its pace and faults:
 

@@ -5,7 +5,6 @@ cost.
 from __future__ import annotations
 
 import json
-import os
 import resource
 import sqlite3
 import sys
@@ -20,8 +19,8 @@ from pipeline.records import Answer, Outcome
 from pipeline.run.runner import run
 from pipeline.sources import read_source
 from pipeline.stores.ledger.ledger import Ledger
+from tests.nights import SCRIPTED
 
-BACKEND = "pipeline.testing.scripted_backend:ScriptedBackend"
 _SENTENCE = "The board met {} times and decided nothing. "
 _GROUP = 50_000
 
@@ -49,7 +48,7 @@ def configured(folder: Path, rows: Iterator[str], kind: str = "label", batch_row
             "model": {"id": "scripted", "quantization": "none", "context_tokens": 1200},
             "source": {"path": str(source)},
             "tasks": [{"name": "task", "kind": kind, "instructions": "Which?", **asked}],
-            "engine": {"batch_rows": batch_rows},
+            "engine": {"backend": SCRIPTED, "batch_rows": batch_rows},
             "run": {"directory": str(folder / "run")},
         }
     )
@@ -99,7 +98,6 @@ def main() -> None:
     object.
     """
     folder, count = Path(sys.argv[1]), int(sys.argv[2])
-    os.environ["OVERNIGHT_BACKEND"] = BACKEND
     config = configured(folder, texts(count))
     started, spent = time.monotonic(), time.process_time()
     done = run(config)

@@ -29,11 +29,6 @@ from tests.bench import nights
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(3600)]
 
 
-@pytest.fixture(autouse=True)
-def _scripted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OVERNIGHT_BACKEND", nights.BACKEND)
-
-
 def script(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
     monkeypatch.setenv("OVERNIGHT_SCRIPT", json.dumps(settings))
 

@@ -32,7 +32,6 @@ _SAMPLE = 6
 
 @pytest.fixture(autouse=True)
 def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OVERNIGHT_BACKEND", "pipeline.testing.scripted_backend:ScriptedBackend")
     monkeypatch.setenv("OVERNIGHT_SCRIPT", "{}")
 
 

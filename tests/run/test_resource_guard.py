@@ -54,8 +54,7 @@ def test_looks_are_a_second_apart(tmp_path: Path) -> None:
     assert len(looks) == 1
 
 
-def test_the_doctor_looks_at_the_floor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OVERNIGHT_BACKEND", "pipeline.testing.scripted_backend:ScriptedBackend")
+def test_the_doctor_looks_at_the_floor(tmp_path: Path) -> None:
     night = ANight(tmp_path, documents(2))
     for floor, level in (("0", {"ok", "warn"}), ("9999TB", {"stop"})):
         (found,) = [
