@@ -301,6 +301,23 @@ def reproduce(
 
 
 @app.command()
+def keys(
+    begin: Annotated[
+        str | None, typer.Argument(metavar="[KEY]", help="Only this key and those below it.")
+    ] = None,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="As tables, as in configs/REFERENCE.md.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print every key of the configuration: what it may be, its default, and what it means."""
+    from pipeline.cli.reference import chosen, config_keys, markdown, text_lines, to_json
+
+    found = chosen(config_keys(), begin)
+    print_facts(to_json(found) if as_json else None, markdown(found) if as_markdown else text_lines(found))
+
+
+@app.command()
 def doctor(
     config: Annotated[
         Path | None, typer.Argument(metavar="[CONFIG]", help="Also check this configuration.")
