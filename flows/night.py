@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from flows.turns import take_turn
 from pipeline.config import Config, load_config
@@ -31,7 +31,6 @@ from pipeline.stores.ledger.ledger import Ledger
 from pipeline.system.run_directory import LEDGER
 from pipeline.system.stop_signal import StopSignal
 
-Kind = Literal["summarize", "label"]
 Facts = dict[str, Any]
 """``{"exit_code", "ending", "message", "run_directory", "status"}``, all JSON."""
 
@@ -51,7 +50,7 @@ ended: ContextVar[Callable[[Ending], None]] = ContextVar("ended", default=lambda
 """Who wants to hear of the ending even if the display of it fails."""
 
 
-def check(kind: Kind, config: str, overrides: Sequence[str], limit: int | None) -> Facts:
+def check(kind: str, config: str, overrides: Sequence[str], limit: int | None) -> Facts:
     """Refuse early what cannot work: an unreadable configuration, no task of this kind, a limit below one.
     Raises UsageError.
     """
@@ -66,7 +65,7 @@ def check(kind: Kind, config: str, overrides: Sequence[str], limit: int | None) 
 
 
 def work(
-    kind: Kind,
+    kind: str,
     config: str,
     overrides: Sequence[str],
     limit: int | None,
@@ -121,7 +120,7 @@ def watching(stop: StopSignal, *, patient: bool) -> Iterator[None]:
 
 
 def _run(
-    settings: Config, kind: Kind, limit: int | None, observer: Callable[[Progress], None], stop: StopSignal
+    settings: Config, kind: str, limit: int | None, observer: Callable[[Progress], None], stop: StopSignal
 ) -> RunResult:
     return run(settings, limit=limit, kinds={kind}, observer=observer, stop=stop)
 

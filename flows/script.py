@@ -15,12 +15,12 @@ from prefect.settings import PREFECT_API_URL
 from flows import night
 from flows.board import SERVER_ERRORS
 from flows.connection import require_server
-from flows.night import Ending, Kind
+from flows.night import Ending
 from flows.server import start_temporary_server
 from pipeline.errors import EXIT_FAULT, OvernightError
 
 
-def main(flow: Callable[..., Any], kind: Kind, arguments: Sequence[str] | None = None) -> int:
+def main(flow: Callable[..., Any], kind: str, arguments: Sequence[str] | None = None) -> int:
     """Run ``flow`` once. The exit code: 0 all done, 3 some documents failed, 2 wrong usage, 75 stopped early,
     1 a fault of ours.
     """

@@ -18,30 +18,30 @@ from prefect.states import Completed, Failed
 
 from flows import board, night
 from flows.logs import calm_logs
-from flows.night import Ending, Facts, Kind
+from flows.night import Ending, Facts
 from pipeline.errors import OvernightError
 
 
 @task(name="check the configuration", cache_policy=NO_CACHE, persist_result=False)
-def check_configuration(kind: Kind, config: str, overrides: Sequence[str], limit: int | None) -> Facts:
+def check_configuration(kind: str, config: str, overrides: Sequence[str], limit: int | None) -> Facts:
     """Refuse early what cannot work."""
     return night.check(kind, config, overrides, limit)
 
 
 @task(name="run the night", cache_policy=NO_CACHE, persist_result=False)
-def run_the_night(kind: Kind, config: str, overrides: Sequence[str], limit: int | None) -> Facts:
+def run_the_night(kind: str, config: str, overrides: Sequence[str], limit: int | None) -> Facts:
     """Do what the run directory does not hold yet."""
     with board.Board(kind) as observer:
         return night.work(kind, config, overrides, limit, observer=observer, patient=board.is_served())
 
 
 @task(name="publish the report", cache_policy=NO_CACHE, persist_result=False)
-def publish_report(kind: Kind, run_directory: str) -> bool:
+def publish_report(kind: str, run_directory: str) -> bool:
     """Show the report in the UI."""
     return board.publish(kind, night.report_markdown(run_directory))
 
 
-def through_the_night(kind: Kind, config: str, overrides: Sequence[str], limit: int | None) -> State[Any]:
+def through_the_night(kind: str, config: str, overrides: Sequence[str], limit: int | None) -> State[Any]:
     """The body of every flow. The state's name says how the night ended; a user's mistake is a failure with
     its sentence.
     """

@@ -12,20 +12,17 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import TypeVar
 
 from filelock import FileLock, Timeout
 
-from pipeline.config import LabelTask, SummarizeTask
 from pipeline.errors import AlreadyRunning
 from pipeline.records import Progress
 from pipeline.system.run_directory import RunDirectory
 from pipeline.system.stop_signal import StopSignal
+from pipeline.tasks.registry import kinds
 
 _Result = TypeVar("_Result")
-KINDS: tuple[str, ...] = tuple(
-    kind for task in (SummarizeTask, LabelTask) for kind in get_args(task.model_fields["kind"].annotation)
-)
 _POLL_SECONDS = 1.0
 
 
@@ -60,7 +57,7 @@ class Turn:
 
     def _holder(self) -> str | None:
         """Another kind of flow that is at work in the directory."""
-        for kind in KINDS:
+        for kind in kinds():
             lock = _lock(self._directory, kind)
             try:
                 if kind != self._kind:

@@ -4,25 +4,26 @@ their place.
 
 from __future__ import annotations
 
-import math
+import functools
+import operator
+import pkgutil
 import re
-import unicodedata
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import yaml
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    Discriminator,
     Field,
-    Tag,
+    GetCoreSchemaHandler,
     ValidationError,
     field_validator,
     model_validator,
 )
+from pydantic_core import CoreSchema
 
 from pipeline.errors import ConfigError
 from pipeline.system.units import parse_bytes
@@ -196,7 +197,7 @@ class SourceConfig(_Section):
         """The same source with local paths made absolute, for commands that are run from another folder
         later.
         """
-        return self.model_copy(update={"path": [_absolute(path) for path in self.paths]})
+        return self.model_copy(update={"path": [absolute_path(path) for path in self.paths]})
 
     @property
     def paths(self) -> list[str]:
@@ -204,8 +205,13 @@ class SourceConfig(_Section):
         return [self.path] if isinstance(self.path, str) else list(self.path)
 
 
-class _Task(_Section):
-    name: str
+class TaskSection(_Section):
+    """An entry of ``tasks``: the keys that every kind has. A kind adds its own, and a Literal ``kind``."""
+
+    name: str = Field(
+        description="the user's own: a letter, then letters, digits, - and _; its columns are called by it"
+    )
+    kind: str = Field(description="what is asked of every document")
     instructions: str | None = Field(
         None, description="text, or a Jinja2 template over the document's fields"
     )
@@ -215,7 +221,9 @@ class _Task(_Section):
     chunk_tokens: int | None = Field(
         None, ge=32, description="document tokens a part, for documents that do not fit in one prompt"
     )
-    overlap_tokens: int = Field(0, ge=0)
+    overlap_tokens: int = Field(
+        0, ge=0, description="tokens that a part shares with the one before; at most half of chunk_tokens"
+    )
     max_parts: int = Field(1000, ge=1, description="a document that needs more parts fails as too_long")
 
     @field_validator("name")
@@ -230,231 +238,56 @@ class _Task(_Section):
         return value
 
     @model_validator(mode="after")
-    def _overlap_is_smaller(self) -> _Task:
+    def _overlap_is_smaller(self) -> Self:
         if self.chunk_tokens is not None and self.overlap_tokens * 2 > self.chunk_tokens:
             raise ValueError(
                 f"overlap_tokens {self.overlap_tokens} is more than half of chunk_tokens {self.chunk_tokens}"
             )
         return self
 
-
-class SummarizeTask(_Task):
-    """Write a summary of every document."""
-
-    kind: Literal["summarize"]
-    max_output_tokens: int = Field(128, ge=1)
-    long_documents: Literal["map_reduce", "refine", "fail", "truncate"] = "map_reduce"
-
-
-class ShownExample(_Section):
-    """An example written in the configuration itself."""
-
-    text: str = Field(min_length=1)
-    label: str
-    id: str | None = Field(
-        None,
-        min_length=1,
-        description="of the document it was taken from, so that it is not scored against gold",
-    )
-
-
-_ExamplesKey = Annotated[
-    Annotated[str, Tag("file")] | Annotated[list[ShownExample], Tag("inline")],
-    Discriminator(lambda value: "inline" if isinstance(value, list) else "file"),
-]
-
-
-class LabelTask(_Task):
-    """Choose one of the labels (or any of them: ``multi``) for every document."""
-
-    kind: Literal["label"]
-    labels: dict[str, str | None]
-    label_names: Literal["as_written", "spaced"] = Field(
-        "as_written", description="how the model reads them; exports keep the names"
-    )
-    cue: str | None = Field(
-        None, min_length=1, description="how the model's reply begins, before the label; null: as found best"
-    )
-    multi: bool = False
-    examples: _ExamplesKey | None = Field(
-        None, description="shown to the model: a file with id, text and label, or a list of text and label"
-    )
-    gold: str | None = Field(
-        None,
-        description="a file with id and label to calibrate by after the run; of its texts "
-        "examples_per_label are shown to the model",
-    )
-    label_field: str = Field("label", min_length=1, description="the column of the label in these files")
-    examples_per_label: int | None = Field(None, ge=1)
-    examples_tokens: int = Field(
-        1024, ge=16, description="texts of all examples together; longer ones are cut"
-    )
-    examples_seed: int = 0
-    long_documents: Literal["aggregate", "fail", "truncate"] = "aggregate"
-    abstain_below: float | None = Field(
-        None, ge=0, le=1, description="below this probability the answer is null"
-    )
-    target_accuracy: float | None = Field(
-        None, gt=0, lt=1, description="abstain so that the rest is right this often; needs gold"
-    )
-    calibration: Literal["auto", "none"] = Field(
-        "auto",
-        description="auto: every label is scored, and answers are calibrated over the run's documents or "
-        "by gold labels",
-    )
-    expected_shares: dict[str, float] | None = Field(
-        None, description="how frequent each label is expected to be; null: no assumption"
-    )
-    score_tolerance: float = Field(
-        0.001,
-        ge=0,
-        lt=0.5,
-        description="with calibration none: how far a probability may be off to save work",
-    )
-
-    @field_validator("labels", mode="before")
-    @classmethod
-    def _names_as_text(cls, value: object) -> object:
-        if isinstance(value, list):
-            if any(isinstance(name, list | dict) for name in value):
-                raise ValueError("a label is a word or a few; a list or a mapping is none")
-            value = (
-                dict.fromkeys(value) if len(set(map(str, value))) == len(value) else _refuse_repeated(value)
-            )
-        if isinstance(value, dict):  # YAML reads yes, no and 1 as booleans and numbers
-            wrong = [name for name in value if not isinstance(name, str)]
-            if wrong:
-                raise ValueError(
-                    f"label {wrong[0]!r} was read as {type(wrong[0]).__name__}; put it in quotes"
-                )
-        return value
-
-    @field_validator("labels")
-    @classmethod
-    def _distinct(cls, value: dict[str, str | None]) -> dict[str, str | None]:
-        if not value:
-            raise ValueError("a label task needs at least one label")
-        folded: dict[str, str] = {}
-        for name in value:
-            shown = name.strip()
-            if not shown or shown != name:
-                raise ValueError(f"label {name!r} is empty or has spaces around it")
-            first = folded.setdefault(unicodedata.normalize("NFC", shown.casefold()), name)
-            if first != name:
-                how = "case" if first.casefold() == shown.casefold() else "how their accents are encoded"
-                raise ValueError(
-                    f"labels {first!a} and {name!a} differ only in {how}; a reader cannot tell them apart"
-                )
-        return value
-
-    @model_validator(mode="after")
-    def _enough_labels(self) -> LabelTask:
-        if not self.multi and len(self.labels) < 2:
-            raise ValueError("one label leaves nothing to choose: give at least two, or set multi: true")
-        return self
-
-    @model_validator(mode="after")
-    def _read_names_differ(self) -> LabelTask:
-        folded: dict[str, str] = {}
-        for name, shown in self.read_names.items():
-            first = folded.setdefault(shown.casefold(), name)
-            if first != name:
-                raise ValueError(
-                    f"labels {first!r} and {name!r} are both read as {shown!r}; rename one, or set "
-                    f"label_names: as_written"
-                )
-        return self
-
-    @model_validator(mode="after")
-    def _examples_make_sense(self) -> LabelTask:
-        if self.examples is not None and self.examples_per_label is not None:
-            raise ValueError(
-                "examples are given and examples_per_label asks to draw them: keep one of the two keys"
-            )
-        if self.examples_per_label is not None and self.gold is None:
-            raise ValueError("examples_per_label needs gold, the file that the examples are drawn from")
-        if (
-            self.gold is not None
-            and self.examples_per_label is None
-            and self.calibration == "none"
-            and self.target_accuracy is None
-        ):
-            raise ValueError(
-                "gold is read to calibrate by, which calibration: none leaves out: drop one of the two keys"
-            )
-        if self.multi and (self.examples is not None or self.examples_per_label is not None):
-            raise ValueError("examples cannot be shown with multi: true; they hold one label each")
-        if self.target_accuracy is not None and self.gold is None:
-            raise ValueError(
-                "target_accuracy needs gold, a file with true labels to set the threshold by; or use "
-                "abstain_below"
-            )
-        if self.target_accuracy is not None and self.abstain_below is not None:
-            raise ValueError(
-                "target_accuracy and abstain_below both set the threshold: keep one of the two keys"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _shares_can_be_met(self) -> LabelTask:
-        if self.expected_shares is not None:
-            _check_shares(self.expected_shares, self.labels, multi=self.multi)
-        return self
-
     @property
-    def read_names(self) -> dict[str, str]:
-        """Each label with the name that the model reads and is scored on."""
-        return {name: _spaced(name) if self.label_names == "spaced" else name for name in self.labels}
+    def most_new_tokens(self) -> int:
+        """The most tokens that an answer may take; 0 for a kind that writes no text."""
+        return 0
 
-    def anywhere(self) -> LabelTask:
+    def questions(self) -> Iterator[tuple[object, int]]:
+        """Each question about a document: the texts that stand in it besides the document, in any nesting,
+        and how many tokens are shown with them. One, of all that is configured, unless a kind knows better.
+        """
+        yield self.own_texts(), 0
+
+    def own_texts(self) -> dict[str, Any]:
+        """Everything configured but the name and the kind, as plain values."""
+        return self.model_dump(mode="json", exclude={"name", "kind"})
+
+    def anywhere(self) -> Self:
         """The same task with the paths of its files made absolute, for commands that are run from another
         folder later.
         """
-        files = {"gold": self.gold, "examples": self.examples}
-        return self.model_copy(
-            update={key: _absolute(path) for key, path in files.items() if isinstance(path, str)}
-        )
+        return self
 
 
-def _check_shares(shares: Mapping[str, float], labels: Collection[str], *, multi: bool) -> None:
-    """Everything that calibration asks of shares, so that it cannot fail on them at the end of a night.
-    Raises ValueError.
-    """
-    unknown, missing = sorted(set(shares) - set(labels)), [label for label in labels if label not in shares]
-    if unknown:
-        raise ValueError(f"expected_shares names {unknown[0]!r}, which is none of the labels")
-    if missing:
-        raise ValueError(
-            f"expected_shares lacks {missing[0]!r}: give the share of every label, {len(labels)} in all"
-        )
-    for label, share in shares.items():
-        if not (math.isfinite(share) and 0 < share < 1):
-            raise ValueError(
-                f"expected_shares: the share of {label!r}, {share}, is not between 0 and 1; a label "
-                f"without one is no label"
-            )
-    if not multi and abs(sum(shares.values()) - 1) > 0.01:
-        raise ValueError(f"expected_shares add up to {sum(shares.values()):.3f}, not to 1")
-
-
-def _spaced(name: str) -> str:
-    """``card_arrival``, ``card-arrival`` and ``cardArrival`` as words; capitals stay, and names such as
-    iPhone.
-    """
-    parted = re.sub(r"(?<=[a-z]{2})(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z]{2})", " ", re.sub(r"[_-]+", " ", name))
-    return " ".join(parted.split()) or name
-
-
-def _absolute(path: str) -> str:
+def absolute_path(path: str) -> str:
+    """A local path made absolute; addresses stay as they are."""
     return path if "://" in path else str(Path(path).absolute())
 
 
-def _refuse_repeated(names: Sequence[object]) -> object:
-    repeated = next(name for name in names if list(map(str, names)).count(str(name)) > 1)
-    raise ValueError(f"label {repeated!r} is listed twice")
+class _OfARegisteredKind:
+    """Told apart by ``kind``. Kinds lie above the configuration, so their registry is found by its name, and
+    only when a configuration is read.
+    """
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        union: Any = functools.reduce(operator.or_, (kind.section for kind in _registered().values()))
+        return handler.generate_schema(Annotated[union, Field(discriminator="kind")])
 
 
-TaskConfig = Annotated[SummarizeTask | LabelTask, Field(discriminator="kind")]
+def _registered() -> Mapping[str, Any]:
+    found: Mapping[str, Any] = pkgutil.resolve_name("pipeline.tasks.registry:kinds")()
+    return found
+
+
+TaskConfig = Annotated[TaskSection, _OfARegisteredKind()]
 
 
 class SamplingConfig(_Section):
@@ -563,6 +396,8 @@ class RunConfig(_Section):
 class Config(_Section):
     """A whole configuration file."""
 
+    model_config = ConfigDict(defer_build=True)  # the kinds of task are not known yet; see _OfARegisteredKind
+
     model: ModelConfig
     kv_cache: KvCacheConfig = KvCacheConfig()
     source: SourceConfig
@@ -575,7 +410,7 @@ class Config(_Section):
         """The same configuration with the local paths of everything it reads made absolute, and that of its
         KV store.
         """
-        tasks = [task.anywhere() if isinstance(task, LabelTask) else task for task in self.tasks]
+        tasks = [task.anywhere() for task in self.tasks]
         path = self.kv_cache.store.path
         store = self.kv_cache.store.model_copy(
             update={"path": None if path is None else str(Path(path).expanduser().absolute())}
@@ -592,10 +427,11 @@ class Config(_Section):
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"two tasks are called {name!r}; results are told apart by name")
-            for suffix in ("status", "error", "finish_reason", "probability", "probabilities"):
-                if f"{name}_{suffix}" in names:
+        for name, kind in ((task.name, task.kind) for task in value):
+            for ending in ("_status", "_error", "_finish_reason", *_registered()[kind].endings):
+                if name + ending in names:
                     raise ValueError(
-                        f"the task name {name}_{suffix} is taken: the export has a column of that name "
+                        f"the task name {name}{ending} is taken: the export has a column of that name "
                         f"for task {name!r}"
                     )
         return value

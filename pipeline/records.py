@@ -277,7 +277,7 @@ class TaskJob:
     """
 
     name: str
-    kind: Literal["summarize", "label"]
+    kind: str
     identity: Mapping[str, Any]
     fields: tuple[str, ...] = ()
 

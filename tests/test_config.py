@@ -11,9 +11,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config import Config, LabelTask, load_config, parse_config
+from pipeline.config import Config, load_config, parse_config
 from pipeline.errors import ConfigError
 from pipeline.system.units import parse_bytes
+from pipeline.tasks.label.section import LabelTask
 
 ROOT = Path(__file__).parent.parent
 MINIMAL: dict[str, Any] = {

@@ -31,6 +31,7 @@ from pipeline.records import Decode, Document, Request
 from pipeline.sources import read_source
 from pipeline.tasks import Task
 from pipeline.tasks.driver import TaskDriver
+from pipeline.tasks.registry import kind_of
 
 
 def bench(config: Config, options: BenchOptions | None = None, say: Say = lambda _: None) -> BenchResult:
@@ -93,7 +94,7 @@ def fastest(result: BenchResult) -> Decoder | None:
     Another one than ours must be a twentieth faster at the very texts that ours writes.
     """
     others = [line for line in result.lines if line.name in DECODERS and line.name != OURS]
-    if result.kind != "summarize" or not others:
+    if not kind_of(result.kind).writes_text or not others:
         return None
     better = [line for line in others if (line.same or 0) >= 0.99 and line.speedup <= 0.95]
     return DECODERS[min(better, key=lambda line: line.speedup).name] if better else "overnight"

@@ -210,6 +210,8 @@ def _predictions(found: Preview) -> list[str]:
 
 
 def _documents(found: Preview) -> list[str]:
+    from pipeline.tasks.registry import kind_of
+
     tokens = found.tokens
     if tokens is None:
         return []
@@ -231,7 +233,7 @@ def _documents(found: Preview) -> list[str]:
             if load.output_tokens is None
             else f"{load.output_tokens:.0f} tokens, as seen before"
         )
-        if load.kind == "summarize":
+        if kind_of(load.kind).writes_text:
             lines.append(
                 f"  task {load.name}: {load.questions_a_document:.1f} requests a document; answers {expected}"
             )

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from pipeline.config import Config, LabelTask, TaskConfig
+from pipeline.config import Config, TaskSection
 
 Layout = Literal["instructions_first", "document_first"]
 
@@ -48,25 +48,14 @@ def tokens_of(characters: float) -> float:
 
 
 def questions_about_a_document(config: Config) -> int:
-    """How many questions the tasks have about each: one a task, one a label of those that may have
-    several.
-    """
+    """How many questions the tasks have about each."""
     return sum(1 for task in config.tasks for _ in _instructions_tokens(task))
 
 
-def _instructions_tokens(task: TaskConfig) -> Iterator[int]:
+def _instructions_tokens(task: TaskSection) -> Iterator[int]:
     """About how many tokens each question of a task adds to a document."""
-    own = {
-        name: value for name, value in task.model_dump(mode="json").items() if name not in ("name", "kind")
-    }
-    shown = isinstance(task, LabelTask) and (task.examples is not None or task.examples_per_label is not None)
-    examples_tokens = task.examples_tokens if isinstance(task, LabelTask) and shown else 0
-    if isinstance(task, LabelTask) and task.multi:
-        labels = own.pop("labels")
-        for label, about in labels.items():
-            yield _tokens([own, label, about]) + examples_tokens
-    else:
-        yield _tokens(own) + examples_tokens
+    for texts, more in task.questions():
+        yield _tokens(texts) + more
 
 
 def _tokens(value: Any) -> int:

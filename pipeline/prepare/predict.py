@@ -15,6 +15,7 @@ from pipeline.prepare.dry_run import load_of
 from pipeline.prepare.measured_speeds import remember
 from pipeline.prepare.prepare import Preparation
 from pipeline.records import Document
+from pipeline.tasks.registry import kind_of
 
 
 def predict(
@@ -55,7 +56,7 @@ def learn(config: Config, prepared: Preparation, report: Path) -> None:
     lengths = {}
     for task in prepared.tasks:
         told = facts["tasks"].get(task.job.name)
-        if task.job.kind == "summarize" and told and told["states"]["done"] and told["tokens_out"]:
+        if kind_of(task.job.kind).writes_text and told and told["states"]["done"] and told["tokens_out"]:
             lengths[task.job.fingerprint] = told["tokens_out"] / told["states"]["done"]
     if seen or lengths:
         remember(config, prepared.plan.dtype, **seen, output_tokens=lengths)

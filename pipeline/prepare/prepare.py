@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline.config import Config, LabelTask, store_folder
+from pipeline.config import Config, store_folder
 from pipeline.engine.interface import Backend
 from pipeline.engine.model.demo_model import cache_folder
 from pipeline.errors import CannotPlan, ConfigError, OvernightError
@@ -22,7 +22,6 @@ from pipeline.planner.model.shape import ModelShape, model_shape
 from pipeline.planner.plan import plan_of, usable, wish_of
 from pipeline.planner.prompt_layout import Layout, choose_layout, questions_about_a_document, tokens_of
 from pipeline.planner.workload import TaskLoad
-from pipeline.prepare.examples_file import labelled_for
 from pipeline.prepare.measured_speeds import MeasuredSpeeds, calibrated, recall
 from pipeline.prompts import PROMPT_FORMAT, FrameBuilder
 from pipeline.records import Document, Plan, Sampling
@@ -225,10 +224,7 @@ def bind_tasks(
             f"{_kinds(config)}"
         )
     setting = _setting(config, backend, resolved, context_tokens)
-    examples = [labelled_for(task) if isinstance(task, LabelTask) else [] for task in wanted]
-    return tuple(
-        build_task(task, setting, identity, given) for task, given in zip(wanted, examples, strict=True)
-    )
+    return tuple(build_task(task, setting, identity) for task in wanted)
 
 
 def shared_identity(

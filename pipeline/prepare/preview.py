@@ -161,9 +161,7 @@ def _read(found: Preview) -> None:
     found.documents, found.characters = sampler.documents, sampler.characters
     known = found.ground.calibration.output_tokens
     longest = None if patience.lost else sampler.longest
-    answers = {
-        task.name: task.max_output_tokens if task.kind == "summarize" else 0 for task in found.config.tasks
-    }
+    answers = {task.name: task.most_new_tokens for task in found.config.tasks}
     if found.tasks:
         found.ground = found.ground.knowing(longest_row(found.tasks, longest))
         found.loads = tuple(

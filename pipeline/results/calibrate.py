@@ -18,7 +18,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from pipeline.config import Config, LabelTask
+from pipeline.config import Config
 from pipeline.errors import OvernightError, UsageError
 from pipeline.quality.abstain import Threshold, choose_threshold
 from pipeline.quality.calibration import Calibration, calibrate, too_small
@@ -30,6 +30,7 @@ from pipeline.results.gold import GoldLabel, read_gold
 from pipeline.results.label_view import View, certainty, is_multi, labels_of, shown_to_the_model, view_of
 from pipeline.stores.ledger.ledger import Ledger
 from pipeline.stores.ledger.queries import TaskRow
+from pipeline.tasks.label.section import LabelTask
 
 _log = logging.getLogger(__name__)
 

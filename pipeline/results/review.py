@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import Config, LabelTask
+from pipeline.config import Config
 from pipeline.errors import UsageError
 from pipeline.quality.scores import extra
 from pipeline.quality.selection import (
@@ -36,6 +36,7 @@ from pipeline.stores.ledger.ledger import Ledger
 from pipeline.stores.ledger.queries import TaskRow
 from pipeline.system.atomic_write import replace_file
 from pipeline.system.escape import spreadsheet_text
+from pipeline.tasks.label.section import LabelTask
 
 TEXT_CHARACTERS = 10_000
 """Longer texts are cut in the file: a cell of a common spreadsheet holds 32,767 characters, and a person

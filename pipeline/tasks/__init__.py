@@ -1,32 +1,16 @@
-"""What is asked of every document: one small module a task kind."""
+"""What is asked of every document: one small room or module a kind of task, found through ``registry``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from pipeline.config import LabelTask, SummarizeTask
-from pipeline.quality.examples import Example
+from pipeline.config import TaskSection
 from pipeline.tasks.base import Setting, Task, Work
-from pipeline.tasks.label import Label
-from pipeline.tasks.summarize import Summarize
+from pipeline.tasks.registry import kind_of
 
 __all__ = ["Setting", "Task", "Work", "build_task"]
 
 
-def build_task(
-    config: SummarizeTask | LabelTask,
-    setting: Setting,
-    shared: dict[str, Any],
-    examples: Sequence[Example] = (),
-) -> Task:
-    """The task of a configuration entry. Raises ConfigError when it cannot work with this model.
-
-    ``examples`` are labelled documents that a label task may show to the model: all of them, or
-    ``examples_per_label``.
-    """
-    return (
-        Summarize(config, setting, shared)
-        if isinstance(config, SummarizeTask)
-        else Label(config, setting, shared, examples)
-    )
+def build_task(config: TaskSection, setting: Setting, shared: dict[str, Any]) -> Task:
+    """The task of a configuration entry. Raises ConfigError when it cannot work with this model."""
+    return kind_of(config.kind).build(config, setting, shared)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.turns import KINDS, take_turn
+from flows.turns import take_turn
 from pipeline.errors import AlreadyRunning, StoppedEarly
 from pipeline.records import Progress
 from pipeline.system.run_directory import RunDirectory
@@ -17,10 +17,6 @@ from pipeline.system.stop_signal import StopSignal
 def start_in(directory: str) -> str:
     with RunDirectory(directory).locked():
         return "ran"
-
-
-def test_kinds_are_those_of_the_configuration() -> None:
-    assert set(KINDS) == {"summarize", "label"}
 
 
 def test_second_flow_of_a_kind_is_refused(tmp_path: Path) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from pipeline.config import LabelTask, SummarizeTask
 from pipeline.prepare.dry_run import DocumentSampler, load_of, longest_row, rehearse, rough_load
 from pipeline.prompts import FrameBuilder
 from pipeline.records import Document, Origin, Reject
 from pipeline.tasks import Setting, Task, build_task
+from pipeline.tasks.label.section import LabelTask
+from pipeline.tasks.summarize.section import SummarizeTask
 from pipeline.testing.scripted_backend import ByteTokenizer
 
 SENTENCE = "The ferry left the northern harbour at six in the morning. "

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.config import LabelTask, SummarizeTask
 from pipeline.errors import DocumentFailed
-from pipeline.prepare.examples_file import labelled_for
 from pipeline.prompts import FrameBuilder
 from pipeline.records import Answer, Document, Generation, Origin, Plan, Request, Step
 from pipeline.tasks import Setting, Task, build_task
+from pipeline.tasks.registry import kind_of
 from pipeline.testing.scripted_backend import ByteTokenizer, ScriptedEngine
 
 PLAN = Plan("float32", "none", "device", "instructions_first", 4096, 8, 100_000, 512, 4)
@@ -67,12 +66,10 @@ def drive() -> Callable[..., Driver]:
         layout: str = "instructions_first",
         **keys: Any,
     ) -> Driver:
-        kind = LabelTask if keys["kind"] == "label" else SummarizeTask
         setting = Setting(
             ByteTokenizer(), FrameBuilder(ByteTokenizer(), layout, {}, "2026-01-31"), context_tokens
         )
-        config = kind.model_validate({"name": "t", **keys})
-        examples = labelled_for(config) if isinstance(config, LabelTask) else []
-        return Driver(build_task(config, setting, {}, examples), reply)
+        config = kind_of(keys["kind"]).section.model_validate({"name": "t", **keys})
+        return Driver(build_task(config, setting, {}), reply)
 
     return make

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.records import Generation, Score, Step
-from pipeline.tasks.label import pool, softmax
+from pipeline.tasks.label.task import pool, softmax
 from pipeline.testing.scripted_backend import ByteTokenizer
 from tests.tasks.conftest import Driver
 

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.config import SummarizeTask
 from pipeline.errors import ConfigError
 from pipeline.prompts import FrameBuilder
 from pipeline.records import Generation, Step
 from pipeline.tasks import Setting, build_task
+from pipeline.tasks.summarize.section import SummarizeTask
 from pipeline.testing.scripted_backend import ByteTokenizer
 from tests.tasks.conftest import Driver
 

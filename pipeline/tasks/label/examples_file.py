@@ -6,13 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pipeline.config import LabelTask, SourceConfig
+from pipeline.config import SourceConfig
 from pipeline.errors import ConfigError, SourceError
 from pipeline.quality.examples import Example
 from pipeline.records import Document, Reject, digest
 from pipeline.sources import read_source
 from pipeline.sources.files import is_table
 from pipeline.system.escape import from_spreadsheet
+from pipeline.tasks.label.section import LabelTask
 
 
 def labelled_for(task: LabelTask) -> list[Example]:

@@ -28,12 +28,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.config import LabelTask
 from pipeline.errors import ConfigError, DocumentFailed
 from pipeline.prompts import Frame, Part, count_tokens, fits, head
 from pipeline.quality.examples import Example
 from pipeline.records import Answer, Document, Generation, Score, Step, TaskJob
-from pipeline.tasks import few_shot
 from pipeline.tasks.base import (
     Instructions,
     Setting,
@@ -45,6 +43,8 @@ from pipeline.tasks.base import (
     parts_of,
     require_room,
 )
+from pipeline.tasks.label import few_shot
+from pipeline.tasks.label.section import LabelTask
 
 DEFAULT_INSTRUCTIONS = "Read the text below and decide which category it belongs to."
 _CHOICE = "{instructions}\n\nCategories:\n{labels}"

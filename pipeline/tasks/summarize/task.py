@@ -11,7 +11,6 @@ from collections.abc import Generator, Sequence
 from functools import partial
 from typing import Any
 
-from pipeline.config import SummarizeTask
 from pipeline.errors import DocumentFailed
 from pipeline.prompts import Frame, count_tokens, fits, head
 from pipeline.records import Answer, Document, EncodedPrompt, Generation, Step, TaskJob
@@ -27,6 +26,7 @@ from pipeline.tasks.base import (
     require_room,
     strip_reasoning,
 )
+from pipeline.tasks.summarize.section import SummarizeTask
 
 DEFAULT_INSTRUCTIONS = (
     "Summarize the following text in two or three sentences. Keep the names, numbers "

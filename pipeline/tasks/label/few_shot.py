@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from pipeline.config import LabelTask
 from pipeline.errors import ConfigError
 from pipeline.prompts import Tokenizer, Turn, count_tokens
 from pipeline.quality.examples import Example, Examples, choose_examples
 from pipeline.records import digest
+from pipeline.tasks.label.section import LabelTask
 
 IDENTITY_LEAVES_OUT = frozenset(
     {"examples", "gold", "label_field", "examples_per_label", "examples_tokens", "examples_seed"}
