@@ -18,6 +18,7 @@ from pydantic_core import PydanticUndefined
 from pipeline.config import Config
 from pipeline.errors import UsageError
 from pipeline.system.units import parse_bytes
+from pipeline.tasks.registry import kinds
 
 _WORDS: Mapping[object, str] = {
     str: "text",
@@ -59,7 +60,7 @@ def config_keys() -> list[Key]:
 def _keys(section: type[BaseModel], prefix: str) -> Iterator[Key]:
     for name, info in section.model_fields.items():
         if prefix == "" and name == "tasks":
-            yield from _task_keys(info)
+            yield from _task_keys()
             continue
         inner = list(_sections(info.annotation))
         if inner != [info.annotation]:
@@ -69,24 +70,17 @@ def _keys(section: type[BaseModel], prefix: str) -> Iterator[Key]:
             yield from _keys(each, f"{prefix}{name}{listed}.")
 
 
-def _task_keys(info: FieldInfo) -> Iterator[Key]:
+def _task_keys() -> Iterator[Key]:
     """Keys that all kinds have in common first; then those of each kind."""
-    sections = {
-        str(_literal(section.model_fields["kind"])): section for section in _sections(info.annotation)
-    }
-    kinds = {kind: section.model_fields["kind"].description for kind, section in sections.items()}
-    yield Key(
-        "tasks[].kind", _or(kinds), "required", "; ".join(f"{kind}: {does}" for kind, does in kinds.items())
+    does = "; ".join(
+        f"{name}: {kind.section.model_fields['kind'].description}" for name, kind in kinds().items()
     )
-    found = {kind: list(_keys(section, "tasks[].")) for kind, section in sections.items()}
+    yield Key("tasks[].kind", _or(kinds()), "required", does)
+    found = {name: list(_keys(kind.section, "tasks[].")) for name, kind in kinds().items()}
     common = [key for key in next(iter(found.values())) if all(key in keys for keys in found.values())]
     yield from common
-    for kind, keys in found.items():
-        yield from (replace(key, of=kind) for key in keys if key not in common and key.key != "tasks[].kind")
-
-
-def _literal(info: FieldInfo) -> object:
-    return get_args(info.annotation)[0]
+    for name, keys in found.items():
+        yield from (replace(key, of=name) for key in keys if key not in common and key.key != "tasks[].kind")
 
 
 def _sections(annotation: Any) -> Iterator[type[BaseModel]]:
