@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from pipeline.records import Progress as Report
 from pipeline.run.runner import Observer
+from pipeline.system.units import duration
 
 _LINE_SECONDS = 15.0
 
@@ -80,13 +81,5 @@ def facts(report: Report) -> str:
     if report.tokens_per_second:
         known.append(f"{report.tokens_per_second:,.0f} tokens/s")
     if report.eta_seconds is not None:
-        known.append(f"{duration(report.eta_seconds)} left")
+        known.append(f"{duration(round(report.eta_seconds))} left")
     return ", ".join(known)
-
-
-def duration(seconds: float) -> str:
-    """``45 s``, ``12 min``, ``3 h 05 min``."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"

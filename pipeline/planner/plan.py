@@ -25,6 +25,7 @@ from pipeline.planner.model.shape import ModelShape
 from pipeline.planner.prompt_layout import questions_about_a_document
 from pipeline.records import KvPlacement, Plan, Streaming
 from pipeline.system.hardware import Hardware
+from pipeline.system.units import amount
 
 # What a placement asks for: where the cache is, and in which numbers if not as computed.
 _CACHES: dict[str, tuple[Place | None, str | None]] = {
@@ -146,10 +147,8 @@ def _refuses(forecast: Forecast, shape: ModelShape) -> bool:
 
 def _sentence(shape: ModelShape, forecast: Forecast, context: int, dtype: str) -> str:
     least = min(context, SHORTEST_TOKENS)
-    left = (
-        f"the KV cache of one prompt of {least} tokens needs {shape.kv_bytes(least, dtype) / 2**20:.0f} MiB, "
-    )
-    left += f"{forecast.cache_room_bytes / 2**20:.0f} MiB are left for it beside the weights and a pass"
+    left = f"the KV cache of one prompt of {least} tokens needs {amount(shape.kv_bytes(least, dtype))}, "
+    left += f"{amount(forecast.cache_room_bytes)} are left for it beside the weights and a pass"
     remedies = (
         "use a smaller model, quantization nf4, kv_cache.placement offloaded, or a smaller "
         "model.context_tokens"

@@ -1,4 +1,4 @@
-"""Numbers as people read them: bytes and seconds."""
+"""Bytes and seconds as people read and write them: the only place where they become words."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ def amount(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``43 ms``, ``1.2 s``, ``12 min`` or ``7.5 h``."""
-    if seconds < 1:
-        return f"{seconds * 1000:,.1f} ms" if seconds < 0.01 else f"{seconds * 1000:,.0f} ms"
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+    """``2.1 ms``, ``43 ms``, ``1.2 s``, ``45 s``, ``12 min`` or ``3 h 05 min``."""
+    if 0 < seconds < 1:
+        return f"{seconds * 1000:.1f} ms" if seconds < 0.01 else f"{seconds * 1000:.0f} ms"
+    if seconds < 100:
+        return f"{round(seconds, 1):g} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60:,} h {minutes % 60:02} min"
 
 
 _UNITS = {

@@ -82,7 +82,7 @@ def test_more_memory_never_plans_less(ram_gib: int, more_gib: int) -> None:
 
 
 def test_what_does_not_fit_is_one_sentence_with_remedies() -> None:
-    with pytest.raises(DoesNotFit, match=r"MiB are left .* nf4"):
+    with pytest.raises(DoesNotFit, match=r"0 B are left .* nf4"):
         make_plan(config(), model_shape(LLAMA_2_7B), Hardware(4, 3 * GIB), RESOLVED)
 
 

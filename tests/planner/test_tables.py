@@ -15,7 +15,6 @@ from pipeline.planner.tables import (
     render_sizes,
     sizes_table,
 )
-from pipeline.system.units import amount, duration
 from tests.planner.known_models import KNOWN
 
 GIB = 2**30
@@ -87,19 +86,3 @@ def test_tables_are_text_with_every_row() -> None:
     sizes = render_sizes(sizes_table(common_sizes()))
     assert all(name in sizes for name, _ in common_sizes())
     assert "…" not in text + sizes
-
-
-def test_numbers_are_written_for_people() -> None:
-    assert [amount(count) for count in (12, 16 * 1024, 512 * 2**20, GIB)] == [
-        "12 B",
-        "16 KiB",
-        "512 MiB",
-        "1.0 GiB",
-    ]
-    assert [duration(seconds) for seconds in (0.0021, 0.043, 1.23, 600, 27_000)] == [
-        "2.1 ms",
-        "43 ms",
-        "1.2 s",
-        "10 min",
-        "7.5 h",
-    ]

@@ -21,6 +21,7 @@ from pipeline.engine.model.location import Location
 from pipeline.engine.model.precision import architecture, settle_quantization, torch_dtype
 from pipeline.errors import ConfigError, DoesNotFit
 from pipeline.system.hardware import available_ram_bytes
+from pipeline.system.units import amount
 
 # nf4 with double quantization (Dettmers et al., QLoRA, 2023): 4 bits a weight, a byte a block of 64, a
 # float32 a block of 256 of those.
@@ -55,9 +56,9 @@ class DeviceMap:
     def describe(self) -> str:
         """``110 MiB of weights on cpu`` or ``6.9 GiB of weights on GPU 0, 2.0 GiB on disk``."""
         return ", ".join(
-            f"{size(amount)}{' of weights' if index == 0 else ''} on "
+            f"{amount(bytes_)}{' of weights' if index == 0 else ''} on "
             f"{'GPU ' + device if device.isdigit() else device}"
-            for index, (device, amount) in enumerate(self.bytes_by_device.items())
+            for index, (device, bytes_) in enumerate(self.bytes_by_device.items())
         )
 
 
@@ -132,11 +133,6 @@ def allowed_bytes(config: ModelConfig) -> dict[int | str, int]:
     return {**cards, "cpu": asked.get("cpu", int(available_ram_bytes() * _HEADROOM))}
 
 
-def size(amount: float) -> str:
-    """``6.9 GiB`` or ``110 MiB``."""
-    return f"{amount / 2**30:.1f} GiB" if amount >= 2**30 else f"{amount / 2**20:.0f} MiB"
-
-
 class _Sizes:
     """Bytes an element by parameter, asked by transformers' placement functions where they know a
     quantizer.
@@ -190,12 +186,12 @@ def _tensor_bytes(model: Any) -> dict[str, int]:
 
 def _bytes_by_device(amounts: Mapping[str, int], devices: Mapping[str, str]) -> dict[str, int]:
     totals: Counter[str] = Counter(dict.fromkeys(devices.values(), 0))
-    for name, amount in amounts.items():
+    for name, bytes_ in amounts.items():
         parents = name.split(".")
         place = next(
             (key for end in range(len(parents), -1, -1) if (key := ".".join(parents[:end])) in devices), None
         )
-        totals[devices[place] if place is not None else "cpu"] += amount
+        totals[devices[place] if place is not None else "cpu"] += bytes_
     return dict(totals)
 
 
@@ -217,15 +213,15 @@ def _require_room_for_largest(
     where = next(iter(allowed))
     if amounts[largest] > allowed[where]:
         raise DoesNotFit(
-            f"the largest weight of {config.id}, {largest}, takes {size(amounts[largest])} and cannot be "
+            f"the largest weight of {config.id}, {largest}, takes {amount(amounts[largest])} and cannot be "
             f"split, and {_named(where)} "
-            f"may hold {size(allowed[where])}; use a smaller model, or raise model.max_memory"
+            f"may hold {amount(allowed[where])}; use a smaller model, or raise model.max_memory"
         )
 
 
 def _does_not_fit(config: ModelConfig, needed: int, allowed: Mapping[int | str, int]) -> str:
-    cards = {device: amount for device, amount in allowed.items() if device != "cpu"} or allowed
-    have = " and ".join(f"{size(amount)} on {_named(device)}" for device, amount in cards.items())
+    cards = {device: bytes_ for device, bytes_ in allowed.items() if device != "cpu"} or allowed
+    have = " and ".join(f"{amount(bytes_)} on {_named(device)}" for device, bytes_ in cards.items())
     remedies = ["a smaller model"]
     if config.quantization != "nf4":
         remedies.append("model.quantization: nf4")
@@ -234,7 +230,7 @@ def _does_not_fit(config: ModelConfig, needed: int, allowed: Mapping[int | str, 
         remedies.append("model.device_map: cpu")
     remedies.append("model.quantization: none, which keeps the rest in RAM or on disk and works, but slowly")
     return (
-        f"{config.id} in {config.quantization} needs {size(needed)} for its weights alone (embeddings and "
+        f"{config.id} in {config.quantization} needs {amount(needed)} for its weights alone (embeddings and "
         f"head are not shrunk) "
         f"and there is room for {have}; quantized weights cannot be spread over RAM or disk beside it; "
         f"use {', '.join(remedies[:-1])}, or {remedies[-1]} "

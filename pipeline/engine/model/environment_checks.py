@@ -13,11 +13,11 @@ from typing import Literal
 import torch
 
 from pipeline.engine.model.demo_model import DEMO_MODEL, cache_folder, find_gguf
-from pipeline.engine.model.device_map import size
 from pipeline.engine.model.library_logging import import_bitsandbytes
 from pipeline.engine.model.precision import cpu_computes_bfloat16, resolve_dtype
 from pipeline.errors import ConfigError
 from pipeline.system.hardware import available_ram_bytes, disk_of
+from pipeline.system.units import amount
 from pipeline.system.versions import STACK, version_of
 
 _LITTLE_MEMORY_BYTES = 2 * 2**30
@@ -110,7 +110,7 @@ def _cuda() -> Finding:
         )
     cards = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     listed = ", ".join(
-        f"{card.name} ({size(card.total_memory)}, capability {card.major}.{card.minor})" for card in cards
+        f"{card.name} ({amount(card.total_memory)}, capability {card.major}.{card.minor})" for card in cards
     )
     return Finding(
         "graphics card", "ok", f"{listed}; CUDA {torch.version.cuda}, driver {driver or 'unknown'}"
@@ -177,7 +177,10 @@ def _memory() -> Finding:
         else []
     )
     listed = ", ".join(
-        [f"{size(free)} of RAM", *(f"{size(amount)} on GPU {index}" for index, amount in enumerate(cards))]
+        [
+            f"{amount(free)} of RAM",
+            *(f"{amount(bytes_)} on GPU {index}" for index, bytes_ in enumerate(cards)),
+        ]
     )
     if free < _LITTLE_MEMORY_BYTES:
         return Finding(
@@ -201,7 +204,7 @@ def _cache() -> Finding:
     folder = cache_folder()
     free = disk_of(folder).free_bytes
     level: Literal["ok", "warn"] = "warn" if free < _LITTLE_MEMORY_BYTES else "ok"
-    return Finding("cache folder", level, f"{folder}, {size(free)} free (OVERNIGHT_CACHE moves it)")
+    return Finding("cache folder", level, f"{folder}, {amount(free)} free (OVERNIGHT_CACHE moves it)")
 
 
 def _demo() -> Finding:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from pipeline.config import ModelConfig
-from pipeline.engine.model.device_map import DeviceMap, plan_device_map, size
+from pipeline.engine.model.device_map import DeviceMap, plan_device_map
 from pipeline.engine.model.forward import input_device, lay_out_for_head
 from pipeline.engine.model.library_logging import import_bitsandbytes, quiet_libraries
 from pipeline.engine.model.location import Location, fetch_weights, locate
@@ -30,6 +30,7 @@ from pipeline.engine.model.precision import (
 )
 from pipeline.engine.out_of_memory import is_out_of_memory
 from pipeline.errors import ConfigError, DoesNotFit, OutOfMemory
+from pipeline.system.units import amount
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +213,6 @@ def _require_disk_space(placement: DeviceMap, folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if needed and needed > (free := shutil.disk_usage(folder).free):
         raise DoesNotFit(
-            f"{size(needed)} of weights must be copied to {folder} and {size(free)} are free there; free "
+            f"{amount(needed)} of weights must be copied to {folder} and {amount(free)} are free there; free "
             f"space, or use a smaller model"
         )

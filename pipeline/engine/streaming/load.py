@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from pipeline.config import Config
-from pipeline.engine.model.device_map import DeviceMap, allowed_bytes, plan_device_map, size
+from pipeline.engine.model.device_map import DeviceMap, allowed_bytes, plan_device_map
 from pipeline.engine.model.forward import lay_out_for_head
 from pipeline.engine.model.library_logging import quiet_libraries
 from pipeline.engine.model.loading import LoadedModel
@@ -26,6 +26,7 @@ from pipeline.engine.streaming.weight_prefetcher import WeightPrefetcher, requir
 from pipeline.errors import ConfigError, DoesNotFit
 from pipeline.records import Plan, Streaming
 from pipeline.system.hardware import available_ram_bytes
+from pipeline.system.units import amount
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ def why_streamed(config: Config, location: Location, plan: Plan) -> str | None:
     cached = max(0, available_ram_bytes() - in_ram)
     if on_disk > cached:
         return (
-            f"{size(on_disk)} of weights are on disk and {size(cached)} of page cache cannot hold "
+            f"{amount(on_disk)} of weights are on disk and {amount(cached)} of page cache cannot hold "
             f"them: they are read for each sweep"
         )
     return None

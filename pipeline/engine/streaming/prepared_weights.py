@@ -23,13 +23,13 @@ from filelock import FileLock, Timeout
 
 from pipeline.config import ModelConfig
 from pipeline.engine.model.demo_model import cache_folder
-from pipeline.engine.model.device_map import size
 from pipeline.engine.model.location import Location
 from pipeline.engine.streaming.conversion import Conversion
 from pipeline.engine.streaming.weight_file import Block, Described, write_blocks
 from pipeline.errors import ConfigError, DoesNotFit, StoppedEarly
 from pipeline.records import digest
 from pipeline.system.atomic_write import replace_file
+from pipeline.system.units import amount
 
 _FORMAT = 2
 _MANIFEST = "manifest.json"
@@ -154,8 +154,8 @@ class Prepared:
         needed, free = self._expected_bytes(groups), shutil.disk_usage(self.folder).free
         if needed > free:
             raise DoesNotFit(
-                f"prepared weights of {self._wanted.config.id} take about {size(needed)} in {self.folder} "
-                f"and {size(free)} are free "
+                f"prepared weights of {self._wanted.config.id} take about {amount(needed)} in {self.folder} "
+                f"and {amount(free)} are free "
                 "there; free space, or set OVERNIGHT_CACHE to a folder on another disk"
             )
 

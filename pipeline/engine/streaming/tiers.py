@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 import torch
 
-from pipeline.engine.model.device_map import size
 from pipeline.engine.streaming.meta_model import MetaModel
 from pipeline.engine.streaming.weight_file import Block
 from pipeline.errors import DoesNotFit
 from pipeline.records import Grain, Streaming
+from pipeline.system.units import amount
 
 Tier = Literal["device", "ram", "disk"]
 _GRAINS: tuple[Grain, ...] = ("layer", "module")
@@ -68,9 +68,9 @@ class Tiers:
     def describe(self, device: str) -> str:
         """``0.6 GiB of weights: 0.2 GiB on cpu, 0.4 GiB from disk for each sweep``."""
         places = [(f"on {device}", "device"), ("in RAM", "ram"), ("from disk for each sweep", "disk")]
-        parts = [f"{size(self.bytes_in(tier))} {where}" for where, tier in places if self.bytes_in(tier)]  # type: ignore[arg-type]
+        parts = [f"{amount(self.bytes_in(tier))} {where}" for where, tier in places if self.bytes_in(tier)]  # type: ignore[arg-type]
         total = sum(self.bytes_in(tier) for tier in ("device", "ram", "disk"))
-        return f"{size(total)} of weights: {', '.join(parts)}; {size(self.working_bytes)} at work"
+        return f"{amount(total)} of weights: {', '.join(parts)}; {amount(self.working_bytes)} at work"
 
 
 def plan_tiers(
@@ -102,9 +102,9 @@ def plan_tiers(
                 room = (min(room[0], planned.resident_bytes), min(room[1], planned.ram_bytes))
             return Tiers(unit_grain, tuple(units), _placed(units, *room), tuple(small), 2 * largest + plain)
     raise DoesNotFit(
-        f"streaming {name} needs {size(needed)} for the largest of its matrices, the next one on its way "
+        f"streaming {name} needs {amount(needed)} for the largest of its matrices, the next one on its way "
         f"and what lies outside of "
-        f"its layers, and model.max_memory or what is free allows {size(device_bytes)}; raise it, or use "
+        f"its layers, and model.max_memory or what is free allows {amount(device_bytes)}; raise it, or use "
         f"a smaller model"
     )
 

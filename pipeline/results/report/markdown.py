@@ -9,6 +9,7 @@ from typing import Any
 
 from pipeline.results.report.evaluation import render_evaluation
 from pipeline.system.escape import escape
+from pipeline.system.units import amount, duration
 
 _LOOK = {
     "length": "cut off at max_output_tokens: worth a look",
@@ -102,7 +103,7 @@ def _task(name: str, task: Mapping[str, Any]) -> list[str]:
 def _speed(task: Mapping[str, Any]) -> str:
     text = (
         f"{task['tokens_in']:,} tokens read, {task['tokens_out']:,} written, "
-        f"{_duration(task['working_seconds'])} of work"
+        f"{duration(task['working_seconds'])} of work"
     )
     if task["tokens_per_second"] is None:
         return text
@@ -270,7 +271,7 @@ def _machine(report: Mapping[str, Any]) -> list[str]:
     waiting = report["waiting"]
     if waiting:
         share = f"{waiting['waited_seconds'] / waiting['seconds']:.1%}"
-        lines += [f"The loaded model waited for work {share} of {_duration(waiting['seconds'])}.", ""]
+        lines += [f"The loaded model waited for work {share} of {duration(waiting['seconds'])}.", ""]
     lines += _store(report.get("store"))
     notes = report["notes"] or ()
     if notes:
@@ -304,8 +305,8 @@ def _quantity(value: float | None, unit: str) -> str:
     if value is None:
         return "not known"
     if unit == "bytes":
-        return f"{value / 2**30:.2f} GiB" if value >= 2**30 else f"{value / 2**20:,.0f} MiB"
-    return _duration(value) if unit == "seconds" else f"{value:,.0f}"
+        return amount(value)
+    return duration(value) if unit == "seconds" else f"{value:,.0f}"
 
 
 def _ratio(ratio: float | None) -> str:
@@ -324,7 +325,7 @@ def _store(store: Mapping[str, Any] | None) -> list[str]:
         ("stored", "stored"),
     ]
     counts = ", ".join(f"{words} {store[name]:,}" for name, words in parts if store.get(name))
-    saved = f": {_duration(store['saved_seconds'])} saved" if store.get("saved_seconds", 0) > 0 else ""
+    saved = f": {duration(store['saved_seconds'])} saved" if store.get("saved_seconds", 0) > 0 else ""
     lines = [f"Caches of documents and instructions: {counts or 'none'}{saved}.", ""]
     warnings = {name: count for name, count in store.get("warnings", {}).items() if count}
     if warnings:
@@ -357,7 +358,7 @@ def _runs(runs: Sequence[Mapping[str, Any]]) -> list[str]:
             f"{run['run']}",
             run["started"],
             run["ended"] or "",
-            _duration(run["seconds"]),
+            "" if run["seconds"] is None else duration(run["seconds"]),
             _code(run["exit_code"]),
             escape(run["reason"] or "", 300),
         )
@@ -372,15 +373,6 @@ def _runs(runs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _code(code: int | None) -> str:
     return "" if code is None else str(code)
-
-
-def _duration(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60:02} min" if minutes >= 60 else f"{minutes} min"
 
 
 def _bar(count: int, counts: Iterable[int]) -> str:
