@@ -320,12 +320,6 @@ class GenerationConfig(_Section):
 class EngineConfig(_Section):
     """Speed and memory; nothing here changes an answer, so nothing here is part of a task's identity."""
 
-    decoder: Literal["auto", "overnight", "transformers", "continuous"] = Field(
-        "auto",
-        description="who decodes: overnight (packed passes), transformers (generate on static batches), "
-        "continuous (its generate_batch); "
-        "auto: what was measured fastest on this device, else overnight",
-    )
     backend: str = Field(
         "auto",
         pattern=r"^[A-Za-z_][\w.-]*(:[A-Za-z_]\w*)?$",
@@ -466,6 +460,36 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     return parse_config(raw, str(path))
 
 
+RETIRED = {"engine.decoder": "this key is gone, because there is only one decoder now; delete it"}
+"""What a file that still has a key of an earlier version is told, by dotted place; ``*`` is any item of a
+list. Recorded configurations may hold such keys for ever: they are read through ``upgraded``.
+"""
+
+
+def upgraded(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration that a run directory holds, as this version would have recorded it: a copy without the
+    keys that are ``RETIRED``.
+    """
+    kept: dict[str, Any] = _kept(recorded, ())
+    return kept
+
+
+def _kept(node: Any, place: tuple[int | str, ...]) -> Any:
+    """``node``, which lies at ``place``, without retired keys."""
+    if isinstance(node, list):
+        return [_kept(item, (*place, index)) for index, item in enumerate(node)]
+    if not isinstance(node, Mapping):
+        return node
+    return {
+        key: _kept(value, (*place, key)) for key, value in node.items() if _key((*place, key)) not in RETIRED
+    }
+
+
+def _key(place: tuple[int | str, ...]) -> str:
+    """``place`` as ``RETIRED`` has it: ``tasks.*.labels``."""
+    return ".".join("*" if isinstance(part, int) else str(part) for part in place)
+
+
 def parse_config(raw: Mapping[str, Any], origin: str = "configuration") -> Config:
     """Validate a mapping. Raises ConfigError that lists every fault with its place."""
     try:
@@ -476,20 +500,23 @@ def parse_config(raw: Mapping[str, Any], origin: str = "configuration") -> Confi
 
 
 def _place(location: tuple[int | str, ...]) -> str:
-    """``tasks[1].labels`` of pydantic's location; the tag of a task's kind is left out."""
+    """``tasks[1].labels`` of pydantic's location."""
     text = ""
-    for index, part in enumerate(location):
-        if isinstance(part, int):
-            text += f"[{part}]"
-        elif not (index == 2 and location[0] == "tasks" and isinstance(location[1], int)):
-            text += f".{part}" if text else str(part)
+    for part in _untagged(location):
+        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
     return text or "(top level)"
+
+
+def _untagged(location: tuple[int | str, ...]) -> tuple[int | str, ...]:
+    """``location`` without the tag of a task's kind, which stands behind the task's number."""
+    tagged = len(location) > 2 and location[0] == "tasks" and isinstance(location[1], int)
+    return (*location[:2], *location[3:]) if tagged else location
 
 
 def _sentence(fault: Any) -> str:
     kind, message = fault["type"], str(fault["msg"]).removeprefix("Value error, ")
     if kind == "extra_forbidden":
-        return "unknown key"
+        return RETIRED.get(_key(_untagged(fault["loc"])), "unknown key")
     if kind == "missing":
         return "this key is required"
     return (

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config import Config, load_config, parse_config
+from pipeline.config import RETIRED, Config, load_config, parse_config, upgraded
 from pipeline.errors import ConfigError
 from pipeline.system.units import parse_bytes
 from pipeline.tasks.label.section import LabelTask
@@ -45,6 +45,7 @@ def test_shipped_configurations_are_valid(path: Path) -> None:
     ("raw", "place", "words"),
     [
         (changed(model__idd="x"), "model.idd", "unknown key"),
+        (changed(engine={"decoder": "auto"}), "engine.decoder", "there is only one decoder now; delete it"),
         (changed(model__quantization="int4"), "model.quantization", "nf4"),
         (changed(model__context_tokens=3), "model.context_tokens", "128"),
         (changed(tasks__1__labels=["A", "a"]), "tasks[1].labels", "only in case"),
@@ -222,3 +223,23 @@ def test_the_place_of_the_store_is_made_absolute() -> None:
 def test_a_store_without_a_place_is_refused_before_the_night(path: str) -> None:
     with pytest.raises(ConfigError, match=r"kv_cache\.store\.path"):
         parse_config(changed(kv_cache={"store": {"path": path}}))
+
+
+def test_what_was_recorded_is_read_without_retired_keys() -> None:
+    recorded = changed(engine={"decoder": "transformers", "batch_rows": 3}, model__template_options={"a": []})
+    before = deepcopy(recorded)
+    config = parse_config(upgraded(recorded))
+    assert config.engine.batch_rows == 3
+    assert recorded == before
+    assert upgraded(parse_config(MINIMAL).model_dump(mode="json")) == parse_config(MINIMAL).model_dump(
+        mode="json"
+    )
+
+
+def test_retired_keys_inside_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RETIRED, "tasks.*.mood", "this key is gone; delete it")
+    raw = changed(tasks__0__mood="good", tasks__1__labels={"mood": "tasks.*.mood", "b": None})
+    with pytest.raises(ConfigError, match=r"tasks\[0\]\.mood: this key is gone; delete it") as refused:
+        parse_config(raw)
+    assert "labels" not in str(refused.value)
+    assert parse_config(upgraded(raw)).tasks[1].labels == {"mood": "tasks.*.mood", "b": None}  # type: ignore[union-attr]

@@ -16,14 +16,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.bench.contestants import DECODERS, OURS, Contest, open_contest
+from pipeline.bench.contestants import Contest, open_contest
 from pipeline.bench.probe import PROBE_DOCUMENTS, speeds
 from pipeline.bench.results import BenchResult
 from pipeline.bench.turns import BenchOptions, Say, Turns
 from pipeline.config import Config
-from pipeline.engine import decoder_choice
-from pipeline.engine.decoder_choice import Decoder
-from pipeline.engine.hf_backend import TransformersBackend, device_name
+from pipeline.engine.hf_backend import TransformersBackend
 from pipeline.errors import UsageError
 from pipeline.prepare.measured_speeds import remember
 from pipeline.prepare.prepare import Preparation, prepare, resolve
@@ -31,7 +29,6 @@ from pipeline.records import Decode, Document, Request
 from pipeline.sources import read_source
 from pipeline.tasks import Task
 from pipeline.tasks.driver import TaskDriver
-from pipeline.tasks.registry import kind_of
 
 
 def bench(config: Config, options: BenchOptions | None = None, say: Say = lambda _: None) -> BenchResult:
@@ -45,9 +42,6 @@ def bench(config: Config, options: BenchOptions | None = None, say: Say = lambda
         contest = open_contest(backend, prepared.plan, Path(folder), say, to_the_end=options.to_the_end)
         result = Turns(contest, task, requests, options, say).run()
         _calibrate(config, str(prepared.plan.dtype), task, contest, requests, result, options)
-        decoder = fastest(result)
-        if decoder is not None:
-            decoder_choice.remember(config, contest.plan.dtype, device_name(contest.device), decoder)
         return result
 
 
@@ -85,19 +79,6 @@ def measure_speeds(config: Config, say: Say = lambda _: None) -> dict[str, Any]:
         seen = speeds(contest, asked)
     remember(config, str(resolved["dtype"]), **seen)
     return seen
-
-
-def fastest(result: BenchResult) -> Decoder | None:
-    """The decoder that ``engine.decoder: auto`` should mean after this, None where too little was compared to
-    say.
-
-    Another one than ours must be a twentieth faster at the very texts that ours writes.
-    """
-    others = [line for line in result.lines if line.name in DECODERS and line.name != OURS]
-    if not kind_of(result.kind).writes_text or not others:
-        return None
-    better = [line for line in others if (line.same or 0) >= 0.99 and line.speedup <= 0.95]
-    return DECODERS[min(better, key=lambda line: line.speedup).name] if better else "overnight"
 
 
 def _task(prepared: Preparation, name: str | None) -> Task:

@@ -1,5 +1,5 @@
-"""What ``overnight bench`` compares, over one loaded model: our decoders, the library's, and the loops people
-write themselves.
+"""What ``overnight bench`` compares, over one loaded model: our engine, the library's decoders, and the loops
+people write themselves.
 
 A contestant gets requests and gives generations; a ``Stopwatch`` on the model counts what it computed
 meanwhile: how long the forward passes took, how many tokens went through them, how many of those were
@@ -17,15 +17,15 @@ from typing import Any, Self
 
 import torch
 
+from pipeline.bench.library.select import open_library
 from pipeline.bench.placement_timing import Stay, stay, usable_placements
-from pipeline.engine.decoder_choice import Decoder
 from pipeline.engine.hf_backend import TransformersBackend
 from pipeline.engine.interface import Engine
 from pipeline.engine.model.forward import Forward, attention_as, synchronize
 from pipeline.engine.model.loading import LoadedModel
 from pipeline.engine.model.precision import torch_dtype
 from pipeline.engine.packed import attention
-from pipeline.engine.select import open_decoder
+from pipeline.engine.select import select_engine
 from pipeline.engine.static.engine import generation_of
 from pipeline.engine.static.generate import PassLimits
 from pipeline.engine.static.score import score
@@ -33,8 +33,6 @@ from pipeline.records import Decode, Generation, KvPlacement, Plan, Request, Sco
 
 NAIVE, EACH_LABEL, OURS = "naive", "pass_per_label", "overnight"
 STATIC, GENERATE_BATCH = "static", "generate_batch"
-# Of texts, sorted static batches are the library's; scores it has none, there ours stand in.
-DECODERS: Mapping[str, Decoder] = {OURS: "overnight", STATIC: "transformers", GENERATE_BATCH: "continuous"}
 ONE_BY_ONE = (NAIVE, EACH_LABEL)
 _STATIC_ROWS = 16
 # A label written out by the naive loop needs at most so many tokens.
@@ -135,11 +133,6 @@ class Contest:
         self.facts = loaded.facts
 
     @property
-    def device(self) -> torch.device:
-        """Where token ids go."""
-        return self._forward.device
-
-    @property
     def parameters(self) -> int:
         """Of the model, tied ones once; as many as before quantization."""
         return int(self._loaded.model.num_parameters())
@@ -204,15 +197,18 @@ class Contest:
 
     def _engine(self, name: str) -> tuple[Engine, str]:
         if name not in self._engines:
-            plan = (
-                replace(self.plan, max_batch_rows=min(_STATIC_ROWS, self.plan.max_batch_rows))
-                if name == STATIC
-                else self.plan
-            )
-            self._engines[name] = open_decoder(
-                DECODERS[name], self._loaded, plan, end_ids=self._end_ids, pad_id=self._pad_id
-            )
+            self._engines[name] = self._open(name)
         return self._engines[name]
+
+    def _open(self, name: str) -> tuple[Engine, str]:
+        ids: Any = {"end_ids": self._end_ids, "pad_id": self._pad_id}
+        if name == OURS:
+            return select_engine(self._loaded, self.plan, **ids)
+        if name == GENERATE_BATCH:
+            return open_library("generate_batch", self._loaded, self.plan, **ids)
+        # Of texts, sorted static batches are the library's; scores it has none, there ours stand in.
+        rows = min(_STATIC_ROWS, self.plan.max_batch_rows)
+        return open_library("generate", self._loaded, replace(self.plan, max_batch_rows=rows), **ids)
 
     def _naive(self, requests: Sequence[Request]) -> dict[int, Generation]:
         """The loop of every tutorial. A label is written out, in at most ``NAIVE_LABEL_TOKENS`` tokens."""
@@ -276,7 +272,7 @@ def open_contest(
     *,
     to_the_end: bool,
 ) -> Contest:
-    """Load the weights for a comparison of decoders. ``to_the_end``: end tokens are tokens like others."""
+    """Load the weights for a comparison. ``to_the_end``: end tokens are tokens like others."""
     tokenizer = backend.tokenizer()
     end_ids = () if to_the_end else tokenizer.end_ids
     return Contest(backend.load(plan, offload_folder, say), plan, end_ids=end_ids, pad_id=tokenizer.pad_id)

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from pipeline.config import Config
-from pipeline.engine.decoder_choice import chosen_decoder
 from pipeline.engine.interface import Engine
 from pipeline.engine.kv.disk_layer import DiskLayer
 from pipeline.engine.model.identity import tokenizer_identity, weights_identity
@@ -19,7 +18,7 @@ from pipeline.engine.model.location import Location, locate
 from pipeline.engine.model.precision import architecture, resolve_attention, resolve_dtype
 from pipeline.engine.model.tokenizer import ChatTokenizer, load_tokenizer
 from pipeline.engine.reuse.fingerprint import CacheAccess, open_cache_access
-from pipeline.engine.select import open_decoder
+from pipeline.engine.select import select_engine
 from pipeline.engine.streaming.load import open_streamed, why_streamed
 from pipeline.records import Plan
 
@@ -71,15 +70,14 @@ class TransformersBackend:
     def open_engine(
         self, plan: Plan, offload_folder: Path, say: Callable[[str], None]
     ) -> tuple[Engine, Mapping[str, Any]]:
-        """Load the weights; the decoder asked for where it is for this model, else static batches, with the
+        """Load the weights; packed passes where they are for this model, else static batches, with the
         reason.
         """
         loaded = self.load(plan, offload_folder, say)
         tokenizer = self._tokenizer
-        name = chosen_decoder(self._config, plan.dtype, device_name(loaded.input_device))
         self._caches, told = open_cache_access(self._config, plan, loaded, self._weights, say)
-        engine, kind = open_decoder(
-            name, loaded, plan, end_ids=tokenizer.end_ids, pad_id=tokenizer.pad_id, caches=self._caches
+        engine, kind = select_engine(
+            loaded, plan, end_ids=tokenizer.end_ids, pad_id=tokenizer.pad_id, caches=self._caches
         )
         return engine, {**loaded.facts, "engine": kind, "kv_store": told}
 
@@ -100,8 +98,3 @@ class TransformersBackend:
         if self._caches is None:
             return {}
         return self._caches.session.close() if close else self._caches.session.facts()
-
-
-def device_name(device: torch.device) -> str:
-    """The card's name, or the kind of device where there is one kind."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

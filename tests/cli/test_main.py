@@ -114,6 +114,10 @@ MISTAKES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("there is no configuration file", "nowhere.yaml"),
     ),
     "configuration is a folder": (("plan", "{folder}"), ("is a folder",)),
+    "retired key": (
+        ("run", "{config}", "--set", "engine.decoder=transformers"),
+        ("engine.decoder", "there is only one decoder now; delete it"),
+    ),
     "unknown key": (
         ("run", "{config}", "--set", "model.quantisation=nf4"),
         ("model.quantisation", "unknown key"),

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from pipeline.engine.model.precision import quantization_config
-from pipeline.engine.select import open_decoder
+from pipeline.engine.select import select_engine
 from pipeline.engine.static.engine import StaticEngine
 from pipeline.records import Decode, Plan, Request, Score
 from tests.engine.streaming.opened import answers, engine_on, opened
@@ -76,7 +76,7 @@ def test_keys_and_values_elsewhere(placement: Any, tmp_path: Path) -> None:
 def test_packed_passes_on_streamed_weights(tmp_path: Path) -> None:
     _, texts, scores = made("llama (GQA)")
     loaded = opened(saved("llama (GQA)", tmp_path))
-    engine, kind = open_decoder("overnight", loaded, PLAN, end_ids=END_IDS, pad_id=0)
+    engine, kind = select_engine(loaded, PLAN, end_ids=END_IDS, pad_id=0)
     assert kind == "continuous batching over packed passes, on streamed weights"
     done = answers(engine, asked(Decode(NEW_TOKENS)))
     assert assert_equal_texts(texts, [generation.token_ids for generation in done]) <= 1

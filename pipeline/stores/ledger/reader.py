@@ -12,6 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import DatabaseError, OperationalError
 
+from pipeline.config import upgraded
 from pipeline.errors import StoppedEarly
 from pipeline.records import Generation, unpack_generation
 from pipeline.stores.ledger import queries
@@ -118,9 +119,12 @@ class LedgerReader:
             yield from queries.rejected_rows(connection)
 
     def runs(self) -> list[dict[str, Any]]:
-        """All runs, oldest first, with their facts."""
+        """All runs, oldest first, with their facts. The configuration in them is as this version would have
+        recorded it.
+        """
         with self._reading() as connection:
-            return [dict(row) for row in connection.execute(sa.select(runs).order_by(runs.c.id)).mappings()]
+            rows = connection.execute(sa.select(runs).order_by(runs.c.id)).mappings()
+            return [{**row, "facts": _present_day(row["facts"])} for row in rows]
 
     def documents(self, document_id: str) -> list[InputRow]:
         """Present inputs of this id."""
@@ -180,6 +184,10 @@ class LedgerReader:
             if disk_refuses(error):
                 raise stopped_by(error) from None
             raise
+
+
+def _present_day(facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {**facts, "config": upgraded(facts["config"])} if "config" in facts else dict(facts)
 
 
 _FULL = ("disk is full", "No space left")

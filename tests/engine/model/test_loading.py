@@ -21,7 +21,7 @@ from pipeline.engine.model import precision
 from pipeline.engine.model.loading import load_model
 from pipeline.engine.model.location import locate
 from pipeline.engine.model.precision import resolve_attention, resolve_dtype
-from pipeline.engine.select import open_decoder
+from pipeline.engine.select import select_engine
 from pipeline.errors import ConfigError
 from pipeline.records import Decode, Plan, Request
 from tests.engine.small_models import save_llama, save_mixtral
@@ -124,7 +124,7 @@ def test_a_dispatched_model_is_never_moved(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(torch.nn.Module, "to", to)
     plan = Plan("float32", "none", "device", "instructions_first", 256, 2, 1000, 64, 1)
-    engine, _ = open_decoder("overnight", part, plan, end_ids=[2], pad_id=0)
+    engine, _ = select_engine(part, plan, end_ids=[2], pad_id=0)
     engine.admit([Request(1, (5, 6, 7, 8), Decode(3))])
     done = []
     while not engine.idle:

@@ -17,7 +17,6 @@ from typing import Any
 import torch
 
 from pipeline.engine.interface import Listener
-from pipeline.engine.model.forward import attention_as
 from pipeline.engine.sampling.sampler import sampler_for
 from pipeline.engine.static.engine import StaticEngine
 from pipeline.records import Decode, Generation, Plan, Request
@@ -26,24 +25,6 @@ _log = logging.getLogger(__name__)
 
 _TRIAL_PREFIX_TOKENS = 40  # more than a page of the paged cache, so that two prompts share one
 _TRIAL_NEW_TOKENS = 3
-
-
-class PlainEngine(StaticEngine):
-    """The static engine where others use the same model: it computes with the attention the model was loaded
-    with.
-    """
-
-    def __init__(
-        self, model: Any, plan: Plan, *, end_ids: Sequence[int], pad_id: int, attention: str
-    ) -> None:
-        super().__init__(model, plan, end_ids=end_ids, pad_id=pad_id)
-        self._model = model
-        self._attention = attention
-
-    def step(self) -> Sequence[Generation]:
-        """As ``StaticEngine.step``."""
-        with attention_as(self._model, self._attention):
-            return super().step()
 
 
 class LibraryEngine:

@@ -21,9 +21,9 @@ from typing import Any
 
 from transformers import ContinuousBatchingConfig, GenerationConfig
 
+from pipeline.bench.library.base import LibraryEngine
 from pipeline.engine.backoff import halved
 from pipeline.engine.batching import new_tokens, row_tokens
-from pipeline.engine.hf.base import LibraryEngine
 from pipeline.engine.model.forward import attention_as
 from pipeline.engine.out_of_memory import free_memory, is_out_of_memory
 from pipeline.engine.static.engine import generation_of

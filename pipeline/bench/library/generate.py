@@ -17,9 +17,9 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from pipeline.bench.library.base import LibraryEngine
 from pipeline.engine.backoff import RowLimits
 from pipeline.engine.batching import batch_columns, chunk_columns, new_tokens, next_batch
-from pipeline.engine.hf.base import LibraryEngine
 from pipeline.engine.model.forward import Forward, attention_as, left_padded
 from pipeline.engine.out_of_memory import free_memory, is_out_of_memory
 from pipeline.engine.static.engine import generation_of

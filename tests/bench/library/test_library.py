@@ -1,15 +1,16 @@
-"""The library's decoders give the texts of ours, leave alone what they cannot do, and put everything back as
-it was.
+"""The library's decoders, as the bench races them, give the texts of ours, leave alone what they cannot do,
+and put everything back as it was.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pipeline.engine.hf.base import LibraryEngine
+from pipeline.bench.library.base import LibraryEngine
+from pipeline.bench.library.select import open_library
 from pipeline.engine.interface import Engine
 from pipeline.engine.model.device_map import DeviceMap
 from pipeline.engine.model.loading import LoadedModel
-from pipeline.engine.select import open_decoder
+from pipeline.engine.select import select_engine, static_engine
 from pipeline.engine.static.engine import StaticEngine
-from pipeline.errors import ConfigError
 from pipeline.records import Decode, Generation, Plan, Request, Sampling, Score
 from tests.engine.static.test_engine import exhaust_memory
 from tests.equivalence.equality import assert_equal_texts, reference_text
@@ -56,7 +57,13 @@ NOT_CONTINUOUS = {
 families = pytest.mark.parametrize(
     "family", [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in FAMILIES]
 )
-library = pytest.mark.parametrize("name", ["transformers", "continuous"])
+OPENED: dict[str, Callable[..., tuple[Engine, str]]] = {
+    "ours": select_engine,
+    "static": static_engine,
+    "generate": functools.partial(open_library, "generate"),
+    "generate_batch": functools.partial(open_library, "generate_batch"),
+}
+library = pytest.mark.parametrize("name", ["generate", "generate_batch"])
 
 
 class Sign:
@@ -77,20 +84,8 @@ def loaded(model: Any) -> LoadedModel:
     return LoadedModel(model, DeviceMap({"": "cpu"}, {}, 0), {"attention": model.config._attn_implementation})
 
 
-def test_a_quantized_cache_is_refused_where_layers_are_not_all_full_attention() -> None:
-    plan = dataclasses.replace(PLAN, placement="quantized")
-    for family in ("mistral (sliding window)", "qwen3_next (hybrid)"):
-        with pytest.raises(ConfigError, match=r"kv_cache\.placement: quantized"):
-            open_decoder("overnight", loaded(tiny_model(family)), plan, end_ids=END_IDS, pad_id=0)
-    engine, told = open_decoder(
-        "overnight", loaded(tiny_model("llama (GQA)")), plan, end_ids=END_IDS, pad_id=0
-    )
-    assert isinstance(engine, StaticEngine)
-    assert "quantized" in told
-
-
 def opened(name: Any, model: Any, plan: Plan = PLAN, end_ids: Sequence[int] = END_IDS) -> LibraryEngine:
-    engine, _ = open_decoder(name, loaded(model), plan, end_ids=end_ids, pad_id=0)
+    engine, _ = open_library(name, loaded(model), plan, end_ids=end_ids, pad_id=0)
     assert isinstance(engine, LibraryEngine)
     return engine
 
@@ -123,11 +118,9 @@ def texts(generations: Sequence[Generation]) -> list[tuple[int, ...]]:
 def test_which_families_are_supported(family: str) -> None:
     model = tiny_model(family)
     attention = model.config._attn_implementation
-    for name in ("transformers", "continuous"):
-        engine, kind = open_decoder(name, loaded(model), PLAN, end_ids=END_IDS, pad_id=0)  # type: ignore[arg-type]
-        assert isinstance(engine, LibraryEngine) == (
-            name == "transformers" or family not in NOT_CONTINUOUS
-        ), kind
+    for name in ("generate", "generate_batch"):
+        engine, kind = open_library(name, loaded(model), PLAN, end_ids=END_IDS, pad_id=0)  # type: ignore[arg-type]
+        assert isinstance(engine, LibraryEngine) == (name == "generate" or family not in NOT_CONTINUOUS), kind
         assert ("is off for this model: " in kind) != isinstance(engine, LibraryEngine)
         assert model.config._attn_implementation == attention
 
@@ -138,7 +131,7 @@ def test_which_families_are_supported(family: str) -> None:
     "plan", [pytest.param(plan, marks=pytest.mark.full if "row" in plan else ()) for plan in PLANS]
 )
 def test_same_texts(family: str, name: str, plan: str) -> None:
-    if name == "continuous" and family in NOT_CONTINUOUS:
+    if name == "generate_batch" and family in NOT_CONTINUOUS:
         pytest.skip("runs on the static engine, which has its own tests")
     model = tiny_model(family)
     references = [reference_text(model, prompt, END_IDS, NEW_TOKENS) for prompt in prompts(LENGTHS)]
@@ -383,15 +376,14 @@ def test_interrupts_are_not_swallowed(name: str) -> None:
 def test_all_decoders_over_one_model_in_turn() -> None:
     model = tiny_model(LLAMA)
     references = [reference_text(model, prompt, END_IDS, NEW_TOKENS) for prompt in prompts(LENGTHS)]
-    names: tuple[Any, ...] = ("static", "overnight", "transformers", "continuous")
-    engines = [open_decoder(name, loaded(model), PLAN, end_ids=END_IDS, pad_id=0) for name in names]
-    assert len({kind for _, kind in engines}) == len(names)
+    engines = [OPENED[name](loaded(model), PLAN, end_ids=END_IDS, pad_id=0) for name in OPENED]
+    assert len({kind for _, kind in engines}) == len(OPENED)
     for engine, _ in engines * 2:
         assert assert_equal_texts(references, texts(finished(engine, decodes()))) <= 1
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["static", "overnight", "transformers", "continuous"])
+@pytest.mark.parametrize("name", OPENED)
 def test_same_texts_on_the_demo_model(name: Any, demo_model_folder: Path, record_property: Any) -> None:
     model = AutoModelForCausalLM.from_pretrained(demo_model_folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(demo_model_folder)
@@ -402,7 +394,7 @@ def test_same_texts_on_the_demo_model(name: Any, demo_model_folder: Path, record
     ]
     end_ids = (tokenizer.eos_token_id,)
     references = [reference_text(model, prompt, end_ids, DEMO_TOKENS, cached=True) for prompt in asked]
-    engine, kind = open_decoder(name, loaded(model), DEMO_PLAN, end_ids=end_ids, pad_id=end_ids[0])
+    engine, kind = OPENED[name](loaded(model), DEMO_PLAN, end_ids=end_ids, pad_id=end_ids[0])
     assert "off" not in kind
     near_ties = assert_equal_texts(references, texts(finished(engine, decodes(DEMO_TOKENS, asked))))
     record_property("near_ties", near_ties)
@@ -410,10 +402,10 @@ def test_same_texts_on_the_demo_model(name: Any, demo_model_folder: Path, record
     assert getattr(engine, "given_up", None) is None
 
 
-@pytest.mark.parametrize("name", ["overnight", "transformers", "continuous"])
+@pytest.mark.parametrize("name", OPENED)
 def test_a_cache_that_is_not_on_the_device_means_static_batches(name: Any) -> None:
     plan = dataclasses.replace(PLAN, placement="offloaded")
-    engine, kind = open_decoder(name, loaded(tiny_model(LLAMA)), plan, end_ids=END_IDS, pad_id=0)
+    engine, kind = OPENED[name](loaded(tiny_model(LLAMA)), plan, end_ids=END_IDS, pad_id=0)
     assert isinstance(engine, StaticEngine)
     assert kind == "static batches (the KV cache is offloaded)"
 
@@ -421,15 +413,15 @@ def test_a_cache_that_is_not_on_the_device_means_static_batches(name: Any) -> No
 def test_a_model_on_several_devices_is_not_for_continuous_batching() -> None:
     model = tiny_model(LLAMA)
     model.model.layers[2].to("meta")
-    engine, kind = open_decoder("continuous", loaded(model), PLAN, end_ids=END_IDS, pad_id=0)
+    engine, kind = open_library("generate_batch", loaded(model), PLAN, end_ids=END_IDS, pad_id=0)
     assert isinstance(engine, StaticEngine)
     assert kind.endswith("is off for this model: it is spread over several devices")
 
 
 _UNDER_WAY = """
-from tests.engine.hf.test_library import LLAMA, decodes, opened
+from tests.bench.library.test_library import LLAMA, decodes, opened
 from tests.equivalence.families import tiny_model
-engine = opened("continuous", tiny_model(LLAMA), end_ids=())
+engine = opened("generate_batch", tiny_model(LLAMA), end_ids=())
 engine.admit(decodes(400))
 engine.step()
 assert engine.busy

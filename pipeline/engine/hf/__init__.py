@@ -1,1 +1,0 @@
-"""The library's own decoders behind our engine interface."""
