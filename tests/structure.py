@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import re
 import statistics
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,6 +26,8 @@ LONG_FILE_LINES = 300
 KINDS = frozenset({"label", "summarize"})
 KIND_CLASSES = frozenset({"LabelTask", "SummarizeTask"})
 REGISTRIES = frozenset({"pipeline/tasks/registry.py", "pipeline/tasks/__init__.py"})
+KIND_HOMES = ("pipeline/tasks/", "pipeline/results/kinds/")
+_BY_NAME = re.compile(r"(pipeline|flows)(\.\w+)+(:\w+)?")
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,23 @@ def _imported_names(module: Module) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             origin = _origin(module, node)
             yield from (f"{origin}.{alias.name}" for alias in node.names)
+
+
+def arrows_by_name(modules: Iterable[Module]) -> list[str]:
+    """Rooms that are found by a name while the program runs (registries, processes that are started), which
+    no import shows: ``config -> pipeline.tasks.registry:kinds``.
+    """
+    return sorted(
+        {
+            f"{module.room} -> {node.value}"
+            for module in modules
+            for node in ast.walk(module.tree)
+            if isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and _BY_NAME.fullmatch(node.value)
+            if module.room and _room_of(node.value.split(":")[0]) not in ("", module.room)
+        }
+    )
 
 
 def _origin(module: Module, node: ast.ImportFrom) -> str:
@@ -164,11 +184,11 @@ def kinds_named(modules: Iterable[Module], root: Path = ROOT) -> list[KindNamed]
 
 
 def _of_a_kind(path: str) -> bool:
-    """Whether a file is a kind's own, ``tasks/label.py`` or in ``tasks/label/``, or the registry."""
-    pipeline, tasks, name, *_ = [*path.split("/"), "", ""]
-    return path in REGISTRIES or (
-        (pipeline, tasks) == ("pipeline", "tasks") and name.removesuffix(".py") in KINDS
-    )
+    """Whether a file is a kind's own, a module or a folder of its name where kinds are at home, or the
+    registry.
+    """
+    rest = next((path.removeprefix(home) for home in KIND_HOMES if path.startswith(home)), "")
+    return path in REGISTRIES or rest.split("/")[0].removesuffix(".py") in KINDS
 
 
 def _places(module: Module, source: list[str]) -> list[KindNamed]:
@@ -241,6 +261,7 @@ def measure(root: Path = ROOT) -> dict[str, Any]:
         "file_lines": _spread(lines),
         "rooms": {room: sorted(targets) for room, targets in graph.items()},
         "arrows": sum(map(len, graph.values())),
+        "arrows_by_name": arrows_by_name(modules),
         "layers": layers(graph),
         "contract_layers": contract_layers(root),
         "cycles": cycles(graph),
@@ -281,6 +302,8 @@ def _room_lines(found: Mapping[str, Any]) -> list[str]:
         f"Rooms: {len(found['rooms'])}; arrows: {found['arrows']}; cycles: {len(found['cycles'])}",
         *(f"  cycle: {', '.join(group)}" for group in found["cycles"]),
         *(f"  {room} -> {', '.join(targets) or 'none'}" for room, targets in found["rooms"].items()),
+        f"Found by name while running: {len(found['arrows_by_name'])}",
+        *(f"  {arrow}" for arrow in found["arrows_by_name"]),
         f"Layers: {len(found['layers'])}; in the import contract: {len(found['contract_layers'])}",
         *(f"  {number:2} {'  '.join(level)}" for number, level in enumerate(found["layers"], 1)),
     ]

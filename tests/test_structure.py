@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 
-from tests.structure import MAY_LIE_FLAT, ROOT, arrows, cycles, kinds_named, layers, measure, read_modules
+from tests.structure import (
+    MAY_LIE_FLAT,
+    ROOT,
+    arrows,
+    arrows_by_name,
+    cycles,
+    kinds_named,
+    layers,
+    measure,
+    read_modules,
+)
 
 MOST_LAYERS = 12
 
@@ -80,12 +90,19 @@ def test_a_circle_is_found_and_layers_count_down(tmp_path: Path) -> None:
     ],
 )
 def test_a_kind_named_elsewhere_is_found(tmp_path: Path, line: str, check: bool) -> None:
-    files = {"pipeline/results/export.py": f"{line}\n", "pipeline/tasks/label.py": f"{line}\n"}
+    own = ("pipeline/tasks/label.py", "pipeline/tasks/summarize/task.py", "pipeline/results/kinds/label.py")
+    files = dict.fromkeys(("pipeline/results/export.py", *own), f"{line}\n")
     root = _checkout(tmp_path, files)
     named = kinds_named(read_modules(root), root)
     assert [(place.path, place.line, place.check) for place in named] == [
         ("pipeline/results/export.py", 1, check)
     ]
+
+
+def test_what_is_found_by_name_is_told(tmp_path: Path) -> None:
+    text = "found = resolve('pipeline.tasks.registry:kinds')\nown = resolve('pipeline.config:Config')\n"
+    root = _checkout(tmp_path, {"pipeline/config.py": text, "pipeline/tasks/registry.py": ""})
+    assert arrows_by_name(read_modules(root)) == ["config -> pipeline.tasks.registry:kinds"]
 
 
 def test_a_column_called_label_is_no_kind(tmp_path: Path) -> None:
