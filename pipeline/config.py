@@ -68,8 +68,8 @@ class ModelConfig(_Section):
     )
     attention: Literal["auto", "sdpa", "eager"] = Field(
         "auto",
-        description="the library's implementation of attention; auto: sdpa where the model's family has it, "
-        "else eager",
+        description="attention where the library computes it (packed passes have their own); auto: sdpa "
+        "where the model's family has it, else eager",
     )
     device_map: Literal["auto", "cpu"] = Field(
         "auto", description="auto: weights go to the graphics cards first, then to RAM; cpu: no card is used"
@@ -77,8 +77,8 @@ class ModelConfig(_Section):
     max_memory: dict[int | str, ByteSize] | None = Field(
         None,
         description="the most bytes by device, for example {0: 7GiB, cpu: 24GiB}; a number is a card, and "
-        "cards that are not named are not used; cpu bounds the weights in RAM, not what works beside them; "
-        "null: what is free",
+        "where one is named the others are not used; cpu bounds the weights in RAM, not what works beside "
+        "them; null: what is free",
     )
 
     @field_validator("max_memory")
@@ -167,8 +167,8 @@ class SourceConfig(_Section):
     )
     format: Literal["auto", "jsonl", "json", "parquet", "csv", "tsv", "text", "hub", "saved"] = Field(
         "auto",
-        description="auto: by the ending of each name, .gz and .zst left out; text: a file is a document; "
-        "hub: a Hub dataset; saved: a folder that datasets has written",
+        description="auto: by the place and the ending of each name, .gz and .zst left out; text: a file is "
+        "a document; hub: a Hub dataset; saved: a folder that datasets has written",
     )
     id_field: str = Field("id", description="field of a row that holds the document's id")
     text_field: str = Field("text", description="field of a row that holds the document's text")

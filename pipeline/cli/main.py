@@ -303,7 +303,7 @@ def reproduce(
 @app.command()
 def keys(
     begin: Annotated[
-        str | None, typer.Argument(metavar="[KEY]", help="Only this key and those below it.")
+        str | None, typer.Argument(metavar="KEY", help="Only this key and those below it.")
     ] = None,
     as_markdown: Annotated[
         bool, typer.Option("--markdown", help="As tables, as in configs/REFERENCE.md.")
