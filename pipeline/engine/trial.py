@@ -34,8 +34,9 @@ def trial_tokens(count: int, vocabulary: int) -> list[int]:
     return [3 + 7 * number % (min(vocabulary, VOCABULARY) - 3) for number in range(count)]
 
 
-def reason_against(compare: Callable[[], Agreement], dtype: str) -> str | None:
-    """Why the way that ``compare`` tries is not for the model; None when it is.
+def reason_against(compare: Callable[[], Agreement], *, exact: bool) -> str | None:
+    """Why the way that ``compare`` tries is not for the model; None when it is. ``exact``: numbers are of 32
+    bits, so that more than their rounding is a difference.
 
     Whatever is raised is a reason: families are many, and the plain way is always there.
     """
@@ -44,7 +45,7 @@ def reason_against(compare: Callable[[], Agreement], dtype: str) -> str | None:
     except Exception as error:  # noqa: BLE001  # as the docstring says
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
     else:
-        bound = (1e-3 if dtype == "float32" else 0.05) * max(1.0, agreement.scale)
+        bound = (1e-3 if exact else 0.05) * max(1.0, agreement.scale)
         return None if agreement.difference <= bound else f"its logits differ by {agreement.difference:.2g}"
     free_memory()
     return reason

@@ -11,20 +11,20 @@ from pipeline.engine.trial import Agreement, Trials, compared, reason_against, t
 
 
 @pytest.mark.parametrize(
-    ("agreement", "dtype", "reason"),
+    ("agreement", "exact", "reason"),
     [
-        (Agreement(0.0, 20.0), "float32", None),
-        (Agreement(0.02, 20.0), "float32", None),
-        (Agreement(0.03, 20.0), "float32", "its logits differ by 0.03"),
-        (Agreement(0.001, 0.1), "float32", None),
-        (Agreement(0.002, 0.1), "float32", "its logits differ by 0.002"),
-        (Agreement(0.9, 20.0), "bfloat16", None),
-        (Agreement(1.1, 20.0), "bfloat16", "its logits differ by 1.1"),
-        (Agreement(math.inf, 20.0), "float16", "its logits differ by inf"),
+        (Agreement(0.0, 20.0), True, None),
+        (Agreement(0.02, 20.0), True, None),
+        (Agreement(0.03, 20.0), True, "its logits differ by 0.03"),
+        (Agreement(0.001, 0.1), True, None),
+        (Agreement(0.002, 0.1), True, "its logits differ by 0.002"),
+        (Agreement(0.9, 20.0), False, None),
+        (Agreement(1.1, 20.0), False, "its logits differ by 1.1"),
+        (Agreement(math.inf, 20.0), False, "its logits differ by inf"),
     ],
 )
-def test_logits_agree_within_rounding(agreement: Agreement, dtype: str, reason: str | None) -> None:
-    assert reason_against(lambda: agreement, dtype) == reason
+def test_logits_agree_within_rounding(agreement: Agreement, exact: bool, reason: str | None) -> None:
+    assert reason_against(lambda: agreement, exact=exact) == reason
 
 
 def test_numbers_that_broke_are_no_agreement() -> None:
@@ -42,8 +42,8 @@ def test_whatever_is_raised_is_a_reason_in_one_line() -> None:
     def not_for_it() -> Agreement:
         raise NotImplementedError("no\n  such layer")
 
-    assert "allocate memory" in str(reason_against(no_room, "float32"))
-    assert reason_against(not_for_it, "float32") == "NotImplementedError: no such layer"
+    assert "allocate memory" in str(reason_against(no_room, exact=True))
+    assert reason_against(not_for_it, exact=True) == "NotImplementedError: no such layer"
 
 
 def test_an_interrupt_is_no_reason() -> None:
@@ -51,7 +51,7 @@ def test_an_interrupt_is_no_reason() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        reason_against(interrupted, "float32")
+        reason_against(interrupted, exact=True)
 
 
 @pytest.mark.parametrize("vocabulary", [8, 100, 1000, 150_000])

@@ -49,7 +49,7 @@ def unsupported(model: Any, plan: Plan) -> str | None:
         return f"its rotary embedding ({rope}) depends on the longest row"
     if (reason := spread(model)) is not None:
         return reason
-    return reason_against(lambda: _packed_and_plain(model, config.vocab_size), plan.dtype)
+    return reason_against(lambda: _packed_and_plain(model, config.vocab_size), exact=plan.dtype == "float32")
 
 
 def _packed_and_plain(model: Any, vocabulary: int) -> Agreement:

@@ -256,7 +256,7 @@ def not_reusable(model: Any, dtype: str) -> str | None:
     unknown = unknown_layers(make_cache(forward.config, "device", forward.device))
     if unknown is not None:
         return f"its cache has layers of a kind that is not known ({unknown or 'none at all'})"
-    return reason_against(lambda: _restored_and_plain(forward), dtype)
+    return reason_against(lambda: _restored_and_plain(forward), exact=dtype == "float32")
 
 
 def _restored_and_plain(forward: Forward) -> Agreement:
