@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from pipeline.records import Progress as Report
-from pipeline.run.runner import Observer
+from pipeline.run.progress import Observer
 from pipeline.system.units import duration
 
 _LINE_SECONDS = 15.0

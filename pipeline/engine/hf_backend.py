@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 
 from pipeline.config import Config
 from pipeline.engine.interface import Engine
+from pipeline.engine.kv.disk_layer import DiskLayer
 from pipeline.engine.model.identity import tokenizer_identity, weights_identity
 from pipeline.engine.model.loading import LoadedModel, load_model
 from pipeline.engine.model.location import Location, locate
@@ -85,15 +85,13 @@ class TransformersBackend:
         """The weights alone, resident or streamed, where the plan wants them."""
         if plan.threads is not None:
             torch.set_num_threads(plan.threads)
+        DiskLayer.folder = offload_folder / "kv"
         reason = why_streamed(self._config, self._location, plan)
-        loaded = (
-            load_model(self._config.model, plan.dtype, offload_folder, say, self._location)
-            if reason is None
-            else open_streamed(
+        if reason is not None:
+            return open_streamed(
                 self._config, self._location, plan.dtype, self._weights, say, reason, plan.streaming
             )
-        )
-        return replace(loaded, kv_folder=offload_folder / "kv")
+        return load_model(self._config.model, plan.dtype, offload_folder, say, self._location)
 
     def store_facts(self, *, close: bool = False) -> Mapping[str, Any]:
         """What became of persisted caches so far; with ``close`` after the last of them is written."""

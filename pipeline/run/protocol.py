@@ -1,75 +1,204 @@
-"""Messages between the runner and the worker: length-prefixed msgpack maps over a pipe. Token ids in, results
-out; no pickle.
+"""Messages between the runner and a worker: typed structs, as msgpack with a header before each. Token ids
+in, results out; no pickle.
+
+The runner configures a worker, has it load a model, admits requests and releases those that nobody waits
+for any more. The worker says what it does, and gives back what finished. What is no such message is refused
+by both sides, never guessed at.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import IO, Any
+from collections.abc import Mapping, Sequence
+from typing import IO, Any, TypeVar
 
-import msgpack
+import msgspec
 
-from pipeline.records import Decode, Request, Sampling, Score
+from pipeline.errors import OvernightError
+from pipeline.records import Decode, Generation, Plan, Request, Score
 
-_LENGTH = struct.Struct("<I")
+_HEADER = struct.Struct("<4sQ")
+_MARK = b"ovn1"  # before each length, so that what a library prints is never taken for one
 
 
-def write_message(stream: IO[bytes], message: dict[str, Any]) -> None:
+class MalformedMessage(OvernightError):
+    """Bytes that are none of the messages below."""
+
+
+class _Message(msgspec.Struct, frozen=True, tag=True):
+    """One message; on the wire it carries the name of its class."""
+
+
+class Configure(_Message, frozen=True):
+    """The first one: the configuration, as plain values (numbered cards are keys that are numbers)."""
+
+    config: dict[str, Any]
+
+
+class Load(_Message, frozen=True):
+    """Load the model under this plan."""
+
+    plan: Plan
+    offload_folder: str
+
+
+class _Question(_Message, frozen=True):
+    """A request beside what it asks for: a union of plain records could not be told apart."""
+
+    request_id: int
+    ids: tuple[int, ...]
+    prefix_tokens: int
+    document_tokens: int
+    awaited: int
+
+
+class DecodeQuestion(_Question, frozen=True):
+    """A request for text."""
+
+    ask: Decode
+
+
+class ScoreQuestion(_Question, frozen=True):
+    """A request for the log-probabilities of continuations."""
+
+    ask: Score
+
+
+class Admit(_Message, frozen=True):
+    """Requests to work off."""
+
+    questions: tuple[DecodeQuestion | ScoreQuestion, ...]
+
+
+class Release(_Message, frozen=True):
+    """Requests that nobody waits for any more."""
+
+    request_ids: tuple[int, ...]
+
+
+class Finish(_Message, frozen=True):
+    """That was all: write what is still to be written, and end."""
+
+
+class Says(_Message, frozen=True):
+    """A sentence about what is going on while the model is loaded."""
+
+    text: str
+
+
+class Refused(_Message, frozen=True):
+    """The model cannot be loaded: the name of the error in pipeline.errors, and its sentence."""
+
+    error: str
+    text: str
+
+
+class Loaded(_Message, frozen=True):
+    """The model is there; facts for the report."""
+
+    facts: dict[str, Any]
+
+
+class Started(_Message, frozen=True):
+    """Work on these requests has begun."""
+
+    request_ids: tuple[int, ...]
+
+
+class Pulse(_Message, frozen=True):
+    """The engine is alive."""
+
+
+class Replies(_Message, frozen=True):
+    """What finished. Of ``served_seconds`` since its model was loaded the worker has waited
+    ``waited_seconds`` for requests; the bytes are the most it has held, in RAM and on graphics cards.
+    """
+
+    generations: tuple[Generation, ...]
+    waited_seconds: float
+    served_seconds: float
+    ram_bytes: int
+    vram_bytes: int
+
+
+class StoreFacts(_Message, frozen=True):
+    """What became of persisted caches so far."""
+
+    facts: dict[str, Any]
+
+
+ToWorker = Configure | Load | Admit | Release | Finish
+FromWorker = Says | Refused | Loaded | Started | Pulse | Replies | StoreFacts
+_Kind = TypeVar("_Kind", ToWorker, FromWorker)
+
+_ASKS: Mapping[type, type[DecodeQuestion | ScoreQuestion]] = {Decode: DecodeQuestion, Score: ScoreQuestion}
+_TO_WORKER: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
+_FROM_WORKER: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
+
+
+def admission(requests: Sequence[Request]) -> Admit:
+    """The message that hands over ``requests``, in their order."""
+    return Admit(
+        tuple(
+            _ASKS[type(request.ask)](
+                **{name: getattr(request, name) for name in Request.__dataclass_fields__}
+            )
+            for request in requests
+        )
+    )
+
+
+def admitted(message: Admit) -> list[Request]:
+    """The requests of an admission."""
+    return [Request(**msgspec.structs.asdict(question)) for question in message.questions]
+
+
+def encode(message: ToWorker | FromWorker) -> bytes:
+    """A message as bytes, without its header."""
+    return msgspec.msgpack.encode(message, enc_hook=_plain)
+
+
+def decode_to_worker(payload: bytes) -> ToWorker:
+    """The inverse of ``encode`` on the worker's side. Raises MalformedMessage."""
+    return _decoded(_TO_WORKER, payload)
+
+
+def decode_from_worker(payload: bytes) -> FromWorker:
+    """The inverse of ``encode`` on the runner's side. Raises MalformedMessage."""
+    return _decoded(_FROM_WORKER, payload)
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[_Kind], payload: bytes) -> _Kind:
+    try:
+        return decoder.decode(payload)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise MalformedMessage(f"{len(payload):,} bytes are no message of this program: {error}") from None
+
+
+def write_message(stream: IO[bytes], message: ToWorker | FromWorker) -> None:
     """Write one message and flush it."""
-    payload = msgpack.packb(message)
-    stream.write(_LENGTH.pack(len(payload)) + payload)
+    payload = encode(message)
+    stream.write(_HEADER.pack(_MARK, len(payload)))
+    stream.write(payload)
     stream.flush()
 
 
-def read_message(stream: IO[bytes]) -> dict[str, Any] | None:
-    """The next message, or None at the end of the stream, also when it ends in the middle of one."""
-    header = stream.read(_LENGTH.size)
-    if len(header) < _LENGTH.size:
+def read_payload(stream: IO[bytes]) -> bytes | None:
+    """The bytes of the next message, or None at the end of the stream, also when it ends in the middle of
+    one. Raises MalformedMessage.
+    """
+    header = stream.read(_HEADER.size)
+    if not _MARK.startswith(header[: len(_MARK)]):
+        raise MalformedMessage(f"{header[:16]!r} begins no message of this program")
+    if len(header) < _HEADER.size:
         return None
-    (length,) = _LENGTH.unpack(header)
+    _, length = _HEADER.unpack(header)
     payload = stream.read(length)
-    if len(payload) < length:
-        return None
-    message: dict[str, Any] = msgpack.unpackb(payload, strict_map_key=False)
-    return message
+    return payload if len(payload) == length else None
 
 
-def pack_request(request: Request) -> dict[str, Any]:
-    """A request as plain values."""
-    ask = request.ask
-    packed: dict[str, Any] = {
-        "request_id": request.request_id,
-        "ids": request.ids,
-        "prefix_tokens": request.prefix_tokens,
-    }
-    packed |= {"document_tokens": request.document_tokens, "awaited": request.awaited}
-    if isinstance(ask, Score):
-        return {
-            **packed,
-            "continuations": ask.continuations,
-            "tolerance": ask.tolerance,
-            "features": ask.features,
-        }
-    sampling = ask.sampling
-    chosen = (
-        None if sampling is None else [sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed]
-    )
-    return {**packed, "max_new_tokens": ask.max_new_tokens, "sampling": chosen, "loops_end": ask.loops_end}
-
-
-def unpack_request(packed: dict[str, Any]) -> Request:
-    """The inverse of ``pack_request``."""
-    ask: Decode | Score
-    if "continuations" in packed:
-        ask = Score(
-            tuple(tuple(sequence) for sequence in packed["continuations"]),
-            packed["tolerance"],
-            packed["features"],
-        )
-    else:
-        sampling = packed["sampling"]
-        ask = Decode(
-            packed["max_new_tokens"], None if sampling is None else Sampling(*sampling), packed["loops_end"]
-        )
-    place = packed["prefix_tokens"], packed["document_tokens"], packed["awaited"]
-    return Request(packed["request_id"], tuple(packed["ids"]), ask, *place)
+def _plain(value: Any) -> Any:
+    """Facts may come in mappings of any kind."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise NotImplementedError(f"{type(value).__name__} is no value for a message")

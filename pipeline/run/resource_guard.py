@@ -14,12 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from pipeline.errors import StoppedEarly, WorkerDied
+from pipeline.errors import StoppedEarly
 from pipeline.system.hardware import reclaimable_ram_bytes
 
-Holds = Literal["nothing", "loading", "idle", "computing"]
-"""What the worker does: there is none, it is on its way to a loaded model, it waits for requests, it computes
-some.
+Activity = Literal["nothing", "loading", "idle", "computing"]
+"""What the workers do: there is none, one is on its way to a loaded model, all wait for requests, one
+computes some.
 """
 _LOOK_SECONDS = 1.0
 
@@ -43,18 +43,17 @@ class ResourceGuard:
         self._free_memory_bytes = free_memory_bytes
         self._next_look = float("-inf")
 
-    def check(self, holds: Holds) -> None:
-        """Raise StoppedEarly or, when the worker is to give its memory back, WorkerDied; nothing if the last
-        look was a moment ago.
+    def check(self, activity: Activity) -> str | None:
+        """Why a worker is to give its memory back, if so; raises StoppedEarly when that would not help.
+        Nothing if the last look was a moment ago.
         """
         if time.monotonic() < self._next_look:
-            return
+            return None
         self._next_look = time.monotonic() + _LOOK_SECONDS
         self._check_disk()
-        if (
-            self._memory_floor_bytes and holds != "loading"
-        ):  # what a model takes to be loaded, the plan has counted
-            self._check_memory(holds)
+        if not self._memory_floor_bytes or activity == "loading":
+            return None  # what a model takes to be loaded, the plan has counted
+        return self._check_memory(activity)
 
     def _check_disk(self) -> None:
         free = shutil.disk_usage(self._folder).free if self._disk_floor_bytes else 0
@@ -65,19 +64,19 @@ class ResourceGuard:
                 f"{_size(self._disk_floor_bytes)}; free some space and run the same command again"
             )
 
-    def _check_memory(self, holds: Holds) -> None:
+    def _check_memory(self, activity: Activity) -> str | None:
         free = self._free_memory_bytes()
         if free >= self._memory_floor_bytes:
-            return
+            return None
         short = (
             f"{_size(free)} of memory are free, less than run.keep_free_memory = "
             f"{_size(self._memory_floor_bytes)}"
         )
-        if holds == "computing":
+        if activity == "computing":
             self._next_look = float("-inf")  # whether that helped is looked at before another model is loaded
-            raise WorkerDied(f"{short}: the worker was stopped before the system would have run out")
+            return f"{short}: the worker was stopped before the system would have run out"
         beside = (
-            "with the model loaded and nothing to compute" if holds == "idle" else "without a model in it"
+            "with the model loaded and nothing to compute" if activity == "idle" else "without a model in it"
         )
         raise StoppedEarly(
             f"{short}, {beside}; close other programs or use a smaller model, and run the same command again"

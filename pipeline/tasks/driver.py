@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -171,10 +171,18 @@ class TaskDriver:
         outcomes, self._landed = self._landed, []
         return outcomes
 
-    def suspects(self, started: Collection[int]) -> list[WorkId]:
-        """Works whose questions were being computed; all that had questions out when nothing is known."""
-        known = {self._asked[request_id][0] for request_id in started if request_id in self._asked}
-        return sorted(known or {work_id for work_id, _ in self._asked.values()})
+    def asking(self, request_ids: Iterable[int]) -> list[WorkId]:
+        """Works that wait for replies to these requests, sorted; ids that nobody waits for are fine."""
+        return sorted({self._asked[request_id][0] for request_id in request_ids if request_id in self._asked})
+
+    def wanted(self, requests: Iterable[Request]) -> list[Request]:
+        """Those of ``requests`` whose replies somebody waits for."""
+        return [request for request in requests if request.request_id in self._asked]
+
+    def abandon(self, works: Iterable[WorkId]) -> None:
+        """Forget documents that are under way; their questions are cancelled, and nothing lands."""
+        for work_id in works:
+            self._withdraw(work_id, self._works.pop(work_id))
 
     def _ask(self, work_id: WorkId, work: _Underway, index: int) -> Request:
         step = work.steps[index]
@@ -227,6 +235,11 @@ class TaskDriver:
         """A question has no answer: however many are still out, the document asks others instead, or ends by
         it.
         """
+        self._withdraw(work_id, work)
+        self._advance(work_id, work, None, failure)
+
+    def _withdraw(self, work_id: WorkId, work: _Underway) -> None:
+        """Nothing more is asked of what a document asked, and no reply to it is taken."""
         orphans = [request_id for request_id, (owner, _) in self._asked.items() if owner == work_id]
         for request_id in orphans:
             del self._asked[request_id]
@@ -234,7 +247,6 @@ class TaskDriver:
         if work_id in self._ready:
             self._ready.remove(work_id)
         work.out = 0
-        self._advance(work_id, work, None, failure)
 
     def _land(self, work_id: WorkId, work: _Underway, answer: Answer | None, failure: Failure | None) -> None:
         del self._works[work_id]

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.run import runner
 from pipeline.run.commit_buffer import CommitBuffer
 from pipeline.run.runner import run
-from pipeline.run.worker_process import WorkerProcess
+from pipeline.run.work_loop import WorkLoop
+from pipeline.run.worker_pool import WorkerPool
 from pipeline.stores.ledger.ledger import Ledger
 from pipeline.tasks.driver import TaskDriver
 from tests.bench import nights
@@ -84,12 +84,12 @@ def test_ledger_and_bookkeeping_take_a_hundredth_at_twenty_documents_a_second(
     for name in ("mark", "finish", "pending", "replies"):
         timed("ledger", Ledger, name)
     timed("tokenizing and tasks", TaskDriver, "_advance")
-    for name in ("begin", "requests", "receive", "landed", "cancelled"):
+    for name in ("begin", "requests", "receive", "landed", "cancelled", "wanted"):
         timed("bookkeeping", TaskDriver, name)
     timed("bookkeeping", CommitBuffer, "add")
-    timed("bookkeeping", runner.Night, "_characters")
-    timed("bookkeeping", WorkerProcess, "admit")
-    timed("waiting for the worker", WorkerProcess, "_next")
+    timed("bookkeeping", WorkLoop, "_has_room")
+    timed("bookkeeping", WorkerPool, "admit")
+    timed("waiting for the worker", WorkerPool, "collect")
     config = nights.configured(tmp_path, nights.texts(600))
     assert run(config).exit_code == 0
     seconds = nights.waiting(config)["seconds"]

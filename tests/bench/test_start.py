@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.bench, pytest.mark.timeout(900)]
 _ROOT = Path(__file__).parents[2]
 _TURNS = 3
 _IMPORTS = """
-import accelerate, msgpack, psutil, pydantic, rich, sqlalchemy, torch, transformers, typer, yaml
+import accelerate, msgspec, psutil, pydantic, rich, sqlalchemy, torch, transformers, typer, yaml
 import transformers.modeling_utils
 transformers.AutoConfig, transformers.AutoModelForCausalLM, transformers.AutoTokenizer
 """

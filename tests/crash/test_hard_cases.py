@@ -97,7 +97,7 @@ def test_a_model_that_never_loads_ends_with_a_sentence(tmp_path: Path) -> None:
 
 
 def test_the_worker_imports_nothing_from_the_folder_it_is_started_in(tmp_path: Path) -> None:
-    (tmp_path / "msgpack.py").write_text("raise SystemExit('a file beside the documents was run')")
+    (tmp_path / "msgspec.py").write_text("raise SystemExit('a file beside the documents was run')")
     night = ANight(tmp_path, documents(3))
     done = night.run(cwd=tmp_path)
     assert done.returncode == 0, done.stderr

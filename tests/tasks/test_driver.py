@@ -177,16 +177,34 @@ def test_a_fault_of_ours_fails_the_document_and_says_so() -> None:
     assert "ZeroDivisionError" in outcome.failure.message
 
 
-def test_suspects_are_those_that_were_computed() -> None:
+def test_whose_questions_these_are() -> None:
     driver = TaskDriver(8)
     for name in "abc":
         driver.begin(Rounds([2]), document(name), 1, {})
     requests = driver.requests()
     by_name = {name: ("t", document(name).key) for name in "abc"}
-    assert driver.suspects([requests[0].request_id, requests[2].request_id]) == sorted(
-        [by_name["a"], by_name["b"]]
-    )
-    assert driver.suspects([]) == sorted(by_name.values())  # nothing known: all that were asked
+    asked = [requests[0].request_id, requests[2].request_id, 10**9]
+    assert driver.asking(asked) == sorted([by_name["a"], by_name["b"]])
+    assert driver.asking([]) == []
+
+
+def test_what_is_abandoned_is_gone_and_the_others_go_on() -> None:
+    driver = TaskDriver(1)
+    for name in "abc":
+        driver.begin(Rounds([2]), document(name), 1, {})
+    first = driver.requests()
+    driver.abandon([("t", document("b").key)])
+    assert driver.cancelled() == [first[1].request_id]
+    assert driver.wanted(first) == [first[0], first[2]]
+    assert driver.receive([reply(first[1])]) == []  # a late reply is nobody's
+    questions = 2
+    while len(driver):
+        driver.receive([reply(request) for request in driver.wanted(first)])
+        first = driver.requests()
+        questions += len(first)
+    assert questions == 4  # nothing more was asked of the abandoned one
+    assert [outcome.key for outcome in driver.landed()] == [document(name).key for name in "ac"]
+    assert driver.steps_open == 0
 
 
 def test_the_pace_counts_parts_and_ends_at_nothing_left() -> None:

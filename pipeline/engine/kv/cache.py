@@ -26,7 +26,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -182,14 +181,10 @@ class OffloadedCache(DynamicCache):
 
 
 def make_cache(
-    config: Any,
-    placement: KvPlacement,
-    device: torch.device,
-    reserve_columns: int = 0,
-    folder: Path | None = None,
+    config: Any, placement: KvPlacement, device: torch.device, reserve_columns: int = 0
 ) -> AnyCache:
     """An empty cache for a model of ``config`` whose inputs are on ``device``, with room for
-    ``reserve_columns``; ``folder``: see ``DiskLayer``.
+    ``reserve_columns``.
 
     Raises ValueError where ``quantized`` is not for this model.
     """
@@ -198,13 +193,13 @@ def make_cache(
     if placement == "offloaded" and device.type == "cuda":
         return DynamicCache(config=config, offloading=True)
     cache = OffloadedCache(config=config) if placement != "device" else DynamicCache(config=config)
-    cache.layers = [_placed(layer, placement, reserve_columns, folder) for layer in cache.layers]
+    cache.layers = [_placed(layer, placement, reserve_columns) for layer in cache.layers]
     return cache
 
 
-def _placed(layer: Any, placement: KvPlacement, reserve_columns: int, folder: Path | None) -> Any:
+def _placed(layer: Any, placement: KvPlacement, reserve_columns: int) -> Any:
     if type(layer) is DynamicLayer and placement == "disk":
-        return DiskLayer(folder)
+        return DiskLayer()
     if type(layer) is DynamicLayer:
         return HostLayer(reserve_columns) if placement == "offloaded" else GrowingLayer(reserve_columns)
     if type(layer) is DynamicSlidingWindowLayer and placement == "offloaded":
