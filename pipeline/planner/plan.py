@@ -19,7 +19,7 @@ from pipeline.planner.budget import (
     StoreWish,
     Wish,
 )
-from pipeline.planner.forecast import Forecast, decide
+from pipeline.planner.forecast import Forecast
 from pipeline.planner.memory import PROCESS_BYTES
 from pipeline.planner.model.shape import ModelShape
 from pipeline.planner.prompt_layout import questions_about_a_document
@@ -36,19 +36,6 @@ _CACHES: dict[str, tuple[Place | None, str | None]] = {
     "quantized": ("device", "float8"),
 }
 _PLACEMENTS: dict[Place, KvPlacement] = {"device": "device", "ram": "offloaded", "disk": "disk"}
-
-
-def make_plan(config: Config, shape: ModelShape, hardware: Hardware, resolved: Mapping[str, Any]) -> Plan:
-    """Decide batch shape, KV placement and context. ``resolved`` holds dtype and layout. Raises DoesNotFit or
-    ConfigError.
-    """
-    return plan_of(
-        config,
-        shape,
-        hardware,
-        resolved,
-        decide(shape, usable(config, hardware), wish_of(config, shape, resolved)),
-    )
 
 
 def usable(config: Config, hardware: Hardware) -> Hardware:

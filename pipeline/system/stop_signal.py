@@ -28,11 +28,6 @@ class StopSignal:
             self._reason = reason
         self._event.set()
 
-    @property
-    def requested(self) -> str | None:
-        """Why to stop, or None."""
-        return self._reason
-
     def check(self) -> None:
         """Raise StoppedEarly when a stop was requested."""
         if self._reason is not None:

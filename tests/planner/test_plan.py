@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from pipeline.config import Config, parse_config
 from pipeline.errors import ConfigError, DoesNotFit
+from pipeline.planner.forecast import decide
 from pipeline.planner.model.shape import ModelShape, model_shape
-from pipeline.planner.plan import make_plan, weights_bytes
+from pipeline.planner.plan import plan_of, usable, weights_bytes, wish_of
+from pipeline.records import Plan
 from pipeline.system.hardware import Disk, Hardware, available_ram_bytes
 
 GIB = 2**30
@@ -38,6 +40,12 @@ def config(**sections: Any) -> Config:
     for name, values in sections.items():
         raw[name] = {**raw.get(name, {}), **values}
     return parse_config(raw)
+
+
+def planned(wanted: Config, shape: ModelShape, machine: Hardware) -> Plan:
+    """As a run is planned before its documents are known."""
+    forecast = decide(shape, usable(wanted, machine), wish_of(wanted, shape, RESOLVED))
+    return plan_of(wanted, shape, machine, RESOLVED, forecast)
 
 
 def test_llama_2_7b_keeps_half_a_mebibyte_a_token() -> None:
@@ -76,63 +84,53 @@ def test_weights_of_llama_2_7b() -> None:
 @given(st.integers(8, 200), st.integers(0, 200))
 def test_more_memory_never_plans_less(ram_gib: int, more_gib: int) -> None:
     shape = model_shape(LLAMA_2_7B)
-    small = make_plan(config(), shape, Hardware(4, ram_gib * GIB), RESOLVED)
-    large = make_plan(config(), shape, Hardware(4, (ram_gib + more_gib) * GIB), RESOLVED)
+    small = planned(config(), shape, Hardware(4, ram_gib * GIB))
+    large = planned(config(), shape, Hardware(4, (ram_gib + more_gib) * GIB))
     assert small.batch_tokens <= large.batch_tokens
 
 
 def test_what_does_not_fit_is_one_sentence_with_remedies() -> None:
     with pytest.raises(DoesNotFit, match=r"0 B are left .* nf4"):
-        make_plan(config(), model_shape(LLAMA_2_7B), Hardware(4, 3 * GIB), RESOLVED)
+        planned(config(), model_shape(LLAMA_2_7B), Hardware(4, 3 * GIB))
 
 
 def test_the_context_is_capped_and_never_raised() -> None:
     shape = model_shape(LLAMA_2_7B)
     assert (
-        make_plan(
-            config(model={"context_tokens": 1024}), shape, Hardware(4, 32 * GIB), RESOLVED
-        ).context_tokens
-        == 1024
+        planned(config(model={"context_tokens": 1024}), shape, Hardware(4, 32 * GIB)).context_tokens == 1024
     )
     with pytest.raises(ConfigError, match="at most 4,096"):
-        make_plan(config(model={"context_tokens": 9999}), shape, Hardware(4, 32 * GIB), RESOLVED)
+        planned(config(model={"context_tokens": 9999}), shape, Hardware(4, 32 * GIB))
 
 
 def test_placement_is_explained() -> None:
     shape = model_shape(LLAMA_2_7B)
-    plan = make_plan(config(), shape, Hardware(4, 32 * GIB), RESOLVED)
+    plan = planned(config(), shape, Hardware(4, 32 * GIB))
     assert plan.placement == "device"
     assert any("without a GPU" in reason for reason in plan.reasons)
     assert (
-        make_plan(
-            config(kv_cache={"placement": "offloaded"}), shape, Hardware(4, 32 * GIB), RESOLVED
-        ).placement
+        planned(config(kv_cache={"placement": "offloaded"}), shape, Hardware(4, 32 * GIB)).placement
         == "offloaded"
     )
     disk = (Disk("/", 100 * GIB),)
-    on_disk = make_plan(
-        config(kv_cache={"placement": "disk"}), shape, Hardware(4, 29 * GIB, disks=disk), RESOLVED
-    )
+    on_disk = planned(config(kv_cache={"placement": "disk"}), shape, Hardware(4, 29 * GIB, disks=disk))
     assert (on_disk.placement, on_disk.batch_tokens >= on_disk.context_tokens) == ("disk", True)
     with pytest.raises(DoesNotFit, match="the disk of the run directory does not hold"):
-        make_plan(
-            config(kv_cache={"placement": "disk"}),
-            shape,
-            Hardware(4, 29 * GIB, disks=(Disk("/", 2**20),)),
-            RESOLVED,
+        planned(
+            config(kv_cache={"placement": "disk"}), shape, Hardware(4, 29 * GIB, disks=(Disk("/", 2**20),))
         )
 
 
 def test_a_lossy_placement_is_never_taken_by_itself() -> None:
     shape = model_shape(LLAMA_2_7B)
     small = Hardware(4, 6 * GIB, disks=(Disk("/", 100 * GIB),))
-    tight = make_plan(config(), shape, small, RESOLVED)
+    tight = planned(config(), shape, small)
     assert tight.placement in ("device", "offloaded", "disk")
-    asked = make_plan(config(kv_cache={"placement": "quantized"}), shape, Hardware(4, 32 * GIB), RESOLVED)
+    asked = planned(config(kv_cache={"placement": "quantized"}), shape, Hardware(4, 32 * GIB))
     assert asked.placement == "quantized"
     assert asked.kv_bytes_per_token == shape.kv_bytes_per_token("float16")
-    roomy = make_plan(config(), shape, Hardware(4, 16 * GIB), RESOLVED)
-    packed = make_plan(config(kv_cache={"placement": "quantized"}), shape, Hardware(4, 16 * GIB), RESOLVED)
+    roomy = planned(config(), shape, Hardware(4, 16 * GIB))
+    packed = planned(config(kv_cache={"placement": "quantized"}), shape, Hardware(4, 16 * GIB))
     assert packed.batch_tokens > 1.9 * roomy.batch_tokens
 
 

@@ -206,7 +206,7 @@ def test_a_document_in_parts_shows_what_was_read_of_it(ledger: Ledger, last: int
         Step(f"map/{start}", EncodedPrompt((start,), 0, 1), Decode(5), (start, end))
         for start, end in ((0, 50), (40, last))
     ]
-    ledger.record_replies([(("summary", row.key), step, Generation(0)) for step in steps])
+    ledger.finish(run, [], [(("summary", row.key), step, Generation(0)) for step in steps])
     ledger.finish(run, [done("summary", row.key, "s", parts=2, probabilities=None)])
     report = build_report(ledger)
     assert report["tasks"]["summary"]["long_documents"]["most_parts"] == [

@@ -234,14 +234,6 @@ def _is_attention(layer: Any) -> bool:
     return type(layer) in (DynamicLayer, DynamicSlidingWindowLayer, GrowingLayer, HostLayer, HostSlidingLayer)
 
 
-def cached_columns(cache: AnyCache) -> int:
-    """Columns seen so far (past a sliding window: more than are kept); 0 where only recurrent states are
-    held.
-    """
-    seen = [layer.get_seq_length() for layer in cache.layers if hasattr(layer, "get_seq_length")]
-    return int(max(seen, default=0))
-
-
 def tensors(cache: AnyCache) -> Iterator[torch.Tensor]:
     """Everything the cache holds, layer by layer: keys and values, or convolution and recurrent states."""
     for layer in cache.layers:

@@ -44,10 +44,6 @@ class Conversion:
                 f"{missing[0]}"
             )
 
-    def source_bytes(self, group: str) -> int:
-        """Bytes of the group in the model's own files."""
-        return sum(tensor.bytes for tensor in self._sources[group].values())
-
     def group(self, group: str) -> dict[str, torch.Tensor]:
         """The tensors of ``group`` by name; a weight of a quantized product with its statistics as
         ``name.absmax`` and so on.

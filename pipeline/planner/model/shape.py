@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.planner.model.assembly import Parts, assemble
 from pipeline.planner.model.hf_config import HfConfigReader
-from pipeline.planner.model.layers import DTYPE_BYTES, Layer, Module, Weight, dtype_bytes
+from pipeline.planner.model.layers import DTYPE_BYTES, Layer, Weight, dtype_bytes
 
 __all__ = ["DTYPE_BYTES", "ModelShape", "model_shape"]
 
@@ -117,13 +117,6 @@ class ModelShape:
             ),
             default=0,
         )
-
-    def weights_bytes_by_module(self, quantization: str, dtype: str) -> dict[Module, int]:
-        """The same, by kind of module, in the order in which a token meets them."""
-        totals: dict[Module, int] = {}
-        for weight in self.weights:
-            totals[weight.module] = totals.get(weight.module, 0) + weight.stored_bytes(quantization, dtype)
-        return totals
 
     def read_bytes_per_step(self, quantization: str, dtype: str, rows: int = 1) -> int:
         """Bytes of weights that one decoding step of ``rows`` rows reads: of the experts, those that some row

@@ -135,27 +135,6 @@ def decode(parts: Sequence[torch.Tensor], coded: Coded) -> torch.Tensor:
     return _ungrouped(values, coded).to(coded.torch_dtype).contiguous()
 
 
-def largest_error(tensor: torch.Tensor, coded: Coded) -> torch.Tensor:
-    """For each element the most by which int8 or int4 may change it: half a step of its group and what
-    float16 scales add.
-    """
-    grouped = _grouped(tensor.to(torch.float64), coded)
-    axis = _group_axis(coded)
-    low, high = grouped.amin(axis, keepdim=True), grouped.amax(axis, keepdim=True)
-    unit = _unit(float(tensor.abs().max()))
-    margin = (
-        4 * _RELATIVE * (high - low)
-        + 4 * _RELATIVE * torch.maximum(low.abs(), high.abs())
-        + 4 * _ABSOLUTE * unit
-    )
-    bound = (
-        (high - low + margin) / _LEVELS[coded.encoding] / 2
-        + 2 * _ABSOLUTE * unit
-        + 1e-6 * torch.maximum(low.abs(), high.abs())
-    )
-    return _ungrouped(bound.expand_as(grouped), coded)
-
-
 def _quantized(tensor: torch.Tensor, coded: Coded) -> list[torch.Tensor]:
     if not tensor.numel():
         return [empty(part) for part in coded.parts()]

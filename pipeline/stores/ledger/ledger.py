@@ -284,7 +284,8 @@ class Ledger(LedgerReader):
             return taken
 
     def finish(self, run: int, outcomes: Sequence[Outcome], answered: Sequence[RecordedReply] = ()) -> None:
-        """Commit how works ended and the replies ``answered`` (see ``record_replies``), all of it or nothing.
+        """Commit how works ended and ``answered``, replies inside documents that need not end by them: all of
+        it or nothing.
 
         Raises LedgerError when a work had ended before.
         """
@@ -382,10 +383,6 @@ class Ledger(LedgerReader):
             return connection.execute(work.update().where(*mine).values(state="pending", crashes=0)).rowcount
 
     # ── replies inside documents ────────────────────────────────────────────────────────────────────────────
-
-    def record_replies(self, answered: Sequence[RecordedReply]) -> None:
-        """Keep replies of documents that are not finished by them."""
-        self.finish(0, (), answered)
 
     def _reply(self, of: WorkId, step: Step, generation: Generation) -> dict[str, Any]:
         return {

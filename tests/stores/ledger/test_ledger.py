@@ -160,8 +160,8 @@ def test_covered_characters_are_the_union_of_the_spans_read(path: Path) -> None:
                 for index, span in enumerate(read_spans)
             ]
             merged = Step("reduce/0/0", EncodedPrompt((9,), 0, 0), Decode(5))
-            ledger.record_replies(
-                [(("topic", key), step, Generation(1, (1, 2))) for step in [*steps, merged]]
+            ledger.finish(
+                run, [], [(("topic", key), step, Generation(1, (1, 2))) for step in [*steps, merged]]
             )
             assert ledger.replies("topic", key)[steps[0].key].token_ids == (1, 2)
             assert [step.span for step in ledger.steps("topic", key) if step.span] == read_spans
