@@ -166,11 +166,8 @@ class Contest:
 
     def stay(self, placement: KvPlacement, ids: Sequence[int], new_tokens: int) -> Stay:
         """Read one prompt and write ``new_tokens`` with its cache in ``placement``."""
-        settings = PassLimits(
-            self.plan.prefill_chunk_tokens, 1, self.plan.batch_tokens, placement, self._pad_id
-        )
         with attention_as(self._loaded.model, str(self._loaded.facts["attention"])):
-            return stay(self._forward, placement, ids, new_tokens, settings)
+            return stay(self._forward, ids, new_tokens, self._row_by_row(placement))
 
     def matmul_flops(self) -> float:
         """Floating-point operations a second of a large square matrix product in the compute dtype: the
@@ -233,11 +230,19 @@ class Contest:
 
     def _each_label(self, requests: Sequence[Request]) -> dict[int, Generation]:
         """The document is read once; then every label is scored in a pass of its own over its cache."""
-        settings = PassLimits(
-            self.plan.prefill_chunk_tokens, 1, self.plan.batch_tokens, self.plan.placement, self._pad_id
-        )
+        settings = self._row_by_row(self.plan.placement)
         with attention_as(self._loaded.model, str(self._loaded.facts["attention"])):
             return {request.request_id: self._scored(request, settings) for request in requests}
+
+    def _row_by_row(self, placement: KvPlacement) -> PassLimits:
+        return PassLimits(
+            self.plan.prefill_chunk_tokens,
+            1,
+            self.plan.batch_tokens,
+            placement,
+            self._pad_id,
+            self._loaded.kv_folder,
+        )
 
     def _scored(self, request: Request, settings: PassLimits) -> Generation:
         assert isinstance(request.ask, Score), "only labels are scored"

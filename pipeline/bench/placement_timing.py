@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -34,16 +34,13 @@ def usable_placements(forward: Forward) -> list[KvPlacement]:
     return [placement for placement in PLACEMENTS if placement != "quantized" or is_quantizable(forward)]
 
 
-def stay(
-    forward: Forward, placement: KvPlacement, ids: Sequence[int], new_tokens: int, settings: PassLimits
-) -> Stay:
+def stay(forward: Forward, ids: Sequence[int], new_tokens: int, settings: PassLimits) -> Stay:
     """Read ``ids`` and write ``new_tokens`` (2 or more) greedily, whatever they are."""
-    here = replace(settings, placement=placement)
     with torch.inference_mode():
         began = _now()
-        rows = prefill(forward, [ids], here, new_tokens)
+        rows = prefill(forward, [ids], settings, new_tokens)
         read = _now()
-        (reply,) = decode(forward, rows, [Decode(new_tokens, loops_end=False)], (), here.pad_id)
+        (reply,) = decode(forward, rows, [Decode(new_tokens, loops_end=False)], (), settings.pad_id)
         written = _now()
     return Stay(read - began, (written - read) / (new_tokens - 1), tuple(reply.token_ids))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ import torch
 
 from pipeline.config import Config
 from pipeline.engine.interface import Engine
-from pipeline.engine.kv.disk_layer import DiskLayer
 from pipeline.engine.model.identity import tokenizer_identity, weights_identity
 from pipeline.engine.model.loading import LoadedModel, load_model
 from pipeline.engine.model.location import Location, locate
@@ -85,13 +85,15 @@ class TransformersBackend:
         """The weights alone, resident or streamed, where the plan wants them."""
         if plan.threads is not None:
             torch.set_num_threads(plan.threads)
-        DiskLayer.folder = offload_folder / "kv"
         reason = why_streamed(self._config, self._location, plan)
-        if reason is not None:
-            return open_streamed(
+        loaded = (
+            load_model(self._config.model, plan.dtype, offload_folder, say, self._location)
+            if reason is None
+            else open_streamed(
                 self._config, self._location, plan.dtype, self._weights, say, reason, plan.streaming
             )
-        return load_model(self._config.model, plan.dtype, offload_folder, say, self._location)
+        )
+        return replace(loaded, kv_folder=offload_folder / "kv")
 
     def store_facts(self, *, close: bool = False) -> Mapping[str, Any]:
         """What became of persisted caches so far; with ``close`` after the last of them is written."""

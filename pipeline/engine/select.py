@@ -43,7 +43,7 @@ def select_engine(
     if plan.placement != "device":
         return static, told
     with attention_as(loaded.model, str(loaded.facts["attention"])):
-        reason = unsupported(loaded.model, plan)
+        reason = loaded.trials.reason_against("packed passes", lambda: unsupported(loaded.model, plan))
         if reason is not None:
             return static, f"{told}; continuous batching and prefix reuse are off for this model: {reason}"
         packed = _packed(loaded, plan, end_ids, static, caches)
@@ -68,10 +68,18 @@ def static_engine(
     where = "" if plan.placement == "device" else f" (the KV cache is {plan.placement})"
     if isinstance(loaded, StreamedModel):
         streamed = StreamedEngine(
-            loaded.model, loaded.hooks, plan, end_ids=end_ids, pad_id=pad_id, attention=attention
+            loaded.model,
+            loaded.hooks,
+            plan,
+            end_ids=end_ids,
+            pad_id=pad_id,
+            attention=attention,
+            kv_folder=loaded.kv_folder,
         )
         return streamed, f"micro-batches on streamed weights{where}"
-    static = PlainEngine(loaded.model, plan, end_ids=end_ids, pad_id=pad_id, attention=attention)
+    static = PlainEngine(
+        loaded.model, plan, end_ids=end_ids, pad_id=pad_id, attention=attention, kv_folder=loaded.kv_folder
+    )
     _prepare_stages(static, loaded, plan, caches, attention)
     return static, f"static batches{where}"
 
@@ -97,7 +105,9 @@ def _prepare_stages(
         caches.session.notes.append(f"Persisted caches are not used while the KV cache is {plan.placement}.")
         return
     with attention_as(loaded.model, attention):
-        reason = not_reusable(loaded.model, plan.dtype)
+        reason = loaded.trials.reason_against(
+            "stored prefixes in static batches", lambda: not_reusable(loaded.model, plan.dtype)
+        )
     if reason is not None:
         caches.session.notes.append(f"Persisted caches are off for this model in static batches: {reason}")
         return

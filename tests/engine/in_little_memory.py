@@ -14,7 +14,6 @@ from typing import Any, cast
 import torch
 
 from pipeline.config import parse_config
-from pipeline.engine.kv.disk_layer import DiskLayer
 from pipeline.engine.model.loading import load_model
 from pipeline.engine.static.engine import StaticEngine
 from pipeline.records import Decode, Plan, Request
@@ -42,10 +41,13 @@ def main(folder: str, model: str, placement: str, tokens: str, new_tokens: str) 
         }
     )
     torch.set_num_threads(1)
-    DiskLayer.folder = Path(folder)
     loaded = load_model(config.model, "float32", Path(folder), lambda _: None)
     engine = StaticEngine(
-        loaded.model, dataclasses.replace(PLAN, placement=cast("Any", placement)), end_ids=(), pad_id=0
+        loaded.model,
+        dataclasses.replace(PLAN, placement=cast("Any", placement)),
+        end_ids=(),
+        pad_id=0,
+        kv_folder=Path(folder),
     )
     answer(engine, 0, 300, 3)  # what is allocated on first use belongs to the loaded process
     gc.collect()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ import torch
 from pipeline.engine.interface import Listener
 from pipeline.engine.sampling.sampler import sampler_for
 from pipeline.engine.static.engine import StaticEngine
+from pipeline.engine.trial import Agreement, reason_against, trial_tokens
 from pipeline.records import Decode, Generation, Plan, Request
 
 _log = logging.getLogger(__name__)
@@ -114,11 +116,8 @@ def disagreement(engine: LibraryEngine, model: Any, plan: Plan) -> str | None:
     Every token it chose must have the best logit of a plain pass over prompt and text, and the
     log-probability that the library says, within rounding. ``engine`` must be new and have no end tokens.
     """
-    vocabulary = min(int(model.get_input_embeddings().weight.shape[0]), 1000)
-    shared = tuple(
-        3 + 7 * number % (vocabulary - 3)
-        for number in range(min(_TRIAL_PREFIX_TOKENS, plan.context_tokens // 2))
-    )
+    count = min(_TRIAL_PREFIX_TOKENS, plan.context_tokens // 2)
+    shared = trial_tokens(count, int(model.get_input_embeddings().weight.shape[0]))
     requests = [
         Request(number, (*shared, *tail), Decode(_TRIAL_NEW_TOKENS), len(shared))
         for number, tail in enumerate([(5, 11, 8), (17, 4)])
@@ -130,20 +129,21 @@ def disagreement(engine: LibraryEngine, model: Any, plan: Plan) -> str | None:
         texts.update((generation.request_id, generation.token_ids) for generation in engine.step())
     if engine.given_up is not None:
         return engine.given_up
-    worst, bound = 0.0, 1e-3
-    for request in requests:
-        difference, scale = _difference(
-            model, request.ids, texts[request.request_id], engine.log_probabilities.get(request.request_id)
+    exact = plan.dtype == "float32" and plan.quantization != "int8"  # whose rounding is the library's
+    told = engine.log_probabilities
+    for asked in requests:
+        text = texts[asked.request_id]
+        reason = reason_against(
+            partial(_agreement, model, asked.ids, text, told.get(asked.request_id)), exact=exact
         )
-        worst = max(worst, difference)
-        if plan.dtype != "float32" or plan.quantization == "int8":  # rounding of this size is theirs
-            bound = max(bound, 0.05 * scale)
-    return None if worst <= bound else f"its logits differ by {worst:.2g}"
+        if reason is not None:
+            return reason
+    return None
 
 
-def _difference(
+def _agreement(
     model: Any, prompt: Sequence[int], text: Sequence[int], told: Sequence[float] | None
-) -> tuple[float, float]:
+) -> Agreement:
     """By how much ``text`` and its ``told`` log-probabilities contradict a plain pass at worst, and the
     largest logit of that pass.
     """
@@ -157,4 +157,4 @@ def _difference(
             differences, (chosen - logits.logsumexp(-1) - torch.tensor(list(told))).abs()
         )
     worst = float(differences.max())
-    return worst if math.isfinite(worst) else math.inf, float(logits.abs().max())
+    return Agreement(worst if math.isfinite(worst) else math.inf, float(logits.abs().max()))

@@ -21,7 +21,7 @@ from pipeline.bench.library.base import LibraryEngine
 from pipeline.engine.backoff import RowLimits
 from pipeline.engine.batching import batch_columns, chunk_columns, new_tokens, next_batch
 from pipeline.engine.model.forward import Forward, attention_as, left_padded
-from pipeline.engine.out_of_memory import free_memory, is_out_of_memory
+from pipeline.engine.out_of_memory import free_memory, is_out_of_memory, without_frames
 from pipeline.engine.static.engine import generation_of
 from pipeline.engine.static.generate import NON_FINITE, Output
 from pipeline.records import Decode, Generation, Request
@@ -91,8 +91,7 @@ class GenerateEngine(LibraryEngine):
                     stopping_criteria=StoppingCriteriaList([watch]),
                 )
         except Exception as error:  # noqa: BLE001  # whatever the library raises, the static engine finds out whose it is
-            error.__context__ = error.__cause__ = None
-            return error.with_traceback(None)
+            return without_frames(error)
         finally:
             self._model.generation_config = shipped
         return outputs

@@ -42,7 +42,9 @@ def open_library(
         return static, f"{told}; {_WORDS[name]} is not for streamed weights"
     attention = str(loaded.facts["attention"])
     with attention_as(loaded.model, attention):
-        reason = _unsuited(_KINDS[name], loaded, plan, pad_id, attention)
+        reason = loaded.trials.reason_against(
+            _WORDS[name], lambda: _unsuited(_KINDS[name], loaded, plan, pad_id, attention)
+        )
         if reason is not None:
             return static, f"{told}; {_WORDS[name]} is off for this model: {reason}"
         engine = _KINDS[name](

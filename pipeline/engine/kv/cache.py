@@ -26,6 +26,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -181,10 +182,14 @@ class OffloadedCache(DynamicCache):
 
 
 def make_cache(
-    config: Any, placement: KvPlacement, device: torch.device, reserve_columns: int = 0
+    config: Any,
+    placement: KvPlacement,
+    device: torch.device,
+    reserve_columns: int = 0,
+    folder: Path | None = None,
 ) -> AnyCache:
     """An empty cache for a model of ``config`` whose inputs are on ``device``, with room for
-    ``reserve_columns``.
+    ``reserve_columns``; ``folder``: see ``DiskLayer``.
 
     Raises ValueError where ``quantized`` is not for this model.
     """
@@ -193,13 +198,13 @@ def make_cache(
     if placement == "offloaded" and device.type == "cuda":
         return DynamicCache(config=config, offloading=True)
     cache = OffloadedCache(config=config) if placement != "device" else DynamicCache(config=config)
-    cache.layers = [_placed(layer, placement, reserve_columns) for layer in cache.layers]
+    cache.layers = [_placed(layer, placement, reserve_columns, folder) for layer in cache.layers]
     return cache
 
 
-def _placed(layer: Any, placement: KvPlacement, reserve_columns: int) -> Any:
+def _placed(layer: Any, placement: KvPlacement, reserve_columns: int, folder: Path | None) -> Any:
     if type(layer) is DynamicLayer and placement == "disk":
-        return DiskLayer()
+        return DiskLayer(folder)
     if type(layer) is DynamicLayer:
         return HostLayer(reserve_columns) if placement == "offloaded" else GrowingLayer(reserve_columns)
     if type(layer) is DynamicSlidingWindowLayer and placement == "offloaded":

@@ -76,12 +76,13 @@ class _Columns:
 
 
 class DiskLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # the library's subclass hook has no types
-    """See the module. ``folder`` is where files are made: it must be on a disk, not in memory."""
+    """See the module. Files are made in ``folder``, which must be on a disk, not in memory; None: where the
+    system keeps temporary files.
+    """
 
-    folder: Path = Path(tempfile.gettempdir())
-
-    def __init__(self) -> None:
+    def __init__(self, folder: Path | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # the library's constructor has no types
+        self._folder = folder or Path(tempfile.gettempdir())
         self._held: tuple[_Columns, _Columns] | None = None
         self._pending: Future[tuple[torch.Tensor, torch.Tensor]] | None = None
         self._spare_columns = _SPARE_COLUMNS
@@ -91,7 +92,7 @@ class DiskLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # the library's
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append (rows, heads, new columns, width); returns all columns, on the device of the new ones."""
         if self._held is None:
-            self._held = (_Columns(self.folder, key_states), _Columns(self.folder, value_states))
+            self._held = (_Columns(self._folder, key_states), _Columns(self._folder, value_states))
             self.is_initialized = True
         self._spare_columns = max(_SPARE_COLUMNS, key_states.shape[2])
         self.start_fetch()
@@ -121,7 +122,7 @@ class DiskLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # the library's
         """Rows ``beam_idx``, in files of their own."""
         self._pending = None
         if self._held is not None:
-            keys, values = (held.picked(self.folder, beam_idx) for held in self._held)
+            keys, values = (held.picked(self._folder, beam_idx) for held in self._held)
             self._held = (keys, values)
 
     def get_seq_length(self) -> int:

@@ -8,7 +8,7 @@ import contextlib
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from pipeline.engine.model.precision import (
     torch_dtype,
 )
 from pipeline.engine.out_of_memory import is_out_of_memory
+from pipeline.engine.trial import Trials
 from pipeline.errors import ConfigError, DoesNotFit, OutOfMemory
 from pipeline.system.units import amount
 
@@ -36,12 +37,15 @@ from pipeline.system.units import amount
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """``model`` is in evaluation mode and never moved again. ``facts`` are plain values (JSON), for the
-    report.
+    report; ``trials`` what was found out about it. Its engines keep caches that are to be on disk in
+    ``kv_folder``, None: where the system keeps temporary files.
     """
 
     model: Any
     placement: DeviceMap
     facts: Mapping[str, Any]
+    kv_folder: Path | None = field(default=None, kw_only=True)
+    trials: Trials = field(default_factory=Trials, kw_only=True)
 
     @property
     def input_device(self) -> torch.device:

@@ -4,7 +4,6 @@ tokens at load.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ import torch
 from pipeline.engine.model.forward import attention_as, input_device
 from pipeline.engine.packed.attention import IMPLEMENTATION
 from pipeline.engine.packed.model_runner import Feed, PackedModelRunner, Row
+from pipeline.engine.trial import VOCABULARY, Agreement, compared, reason_against, trial_tokens
 from pipeline.records import Plan
 
 
@@ -49,21 +49,14 @@ def unsupported(model: Any, plan: Plan) -> str | None:
         return f"its rotary embedding ({rope}) depends on the longest row"
     if (reason := spread(model)) is not None:
         return reason
-    try:
-        difference, scale = _difference(model, min(config.vocab_size, 1000))
-    except Exception as error:  # noqa: BLE001  # any failure means the same: this family is not for packed passes
-        return f"{type(error).__name__}: {error}"
-    bound = 1e-3 if plan.dtype == "float32" else 0.05
-    return None if difference <= bound * max(1.0, scale) else f"its logits differ by {difference:.2g}"
+    return reason_against(lambda: _packed_and_plain(model, config.vocab_size), exact=plan.dtype == "float32")
 
 
-def _difference(model: Any, vocabulary: int) -> tuple[float, float]:
-    """Largest difference of next-token logits between packed and plain reading of two prompts with a shared
-    prefix, and their scale.
-    """
+def _packed_and_plain(model: Any, vocabulary: int) -> Agreement:
+    """Next-token logits of packed and of plain reading of two prompts with a shared prefix."""
     device = input_device(model)
-    shared = [3 + 7 * number % (vocabulary - 3) for number in range(9)]
-    tails = [[5, 11, 2 + vocabulary // 2], [17, 4]]
+    shared = trial_tokens(9, vocabulary)
+    tails = [[5, 11, 2 + min(vocabulary, VOCABULARY) // 2], [17, 4]]
     with torch.inference_mode():
         expected = torch.stack(
             [model(torch.tensor([[*shared, *tail]], device=device)).logits[0, -1].float() for tail in tails]
@@ -81,5 +74,4 @@ def _difference(model: Any, vocabulary: int) -> tuple[float, float]:
                 for row, tail in zip(rows, tails, strict=True)
             ]
         )
-    difference = float((found - expected).abs().max())
-    return difference if math.isfinite(difference) else math.inf, float(expected.abs().max())
+    return compared(found, expected)

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -44,15 +45,29 @@ _Error = tuple[str, str]
 
 class StaticEngine:
     """Implements ``pipeline.engine.interface.Engine`` over a loaded causal language model. One thread; the
-    model is never moved.
+    model is never moved. Keys and values that do not fit in memory lie in ``kv_folder`` while they are used
+    (None: where the system keeps temporary files).
     """
 
-    def __init__(self, model: torch.nn.Module, plan: Plan, *, end_ids: Sequence[int], pad_id: int) -> None:
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        plan: Plan,
+        *,
+        end_ids: Sequence[int],
+        pad_id: int,
+        kv_folder: Path | None = None,
+    ) -> None:
         self._forward = Forward(model)
         self._plan = plan
         self._end_ids = frozenset(end_ids)
         self._settings = PassLimits(
-            plan.prefill_chunk_tokens, plan.max_batch_rows, plan.batch_tokens, plan.placement, pad_id
+            plan.prefill_chunk_tokens,
+            plan.max_batch_rows,
+            plan.batch_tokens,
+            plan.placement,
+            pad_id,
+            kv_folder,
         )
         self._queue: dict[int, Request] = {}
         self._alone: deque[Request] = deque()

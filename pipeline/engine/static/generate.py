@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import torch
 
@@ -33,7 +34,7 @@ NON_FINITE = (
 @dataclass(frozen=True, slots=True)
 class PassLimits:
     """How much at once: tokens of one prefill pass, rows of one scoring pass, and where keys and values
-    live.
+    live; those on disk in ``kv_folder``, None: where the system keeps temporary files.
     """
 
     prefill_chunk_tokens: int
@@ -41,6 +42,7 @@ class PassLimits:
     batch_tokens: int
     placement: KvPlacement
     pad_id: int
+    kv_folder: Path | None = None
 
 
 @dataclass(slots=True)
@@ -84,7 +86,9 @@ def prefill(
     """
     ids, mask, positions = left_padded(prompts, settings.pad_id, forward.device)
     columns = ids.shape[1]
-    cache = make_cache(forward.config, settings.placement, forward.device, columns + reserve_tokens)
+    cache = make_cache(
+        forward.config, settings.placement, forward.device, columns + reserve_tokens, settings.kv_folder
+    )
     width = chunk_columns(len(prompts), settings.prefill_chunk_tokens)
     for start in range(0, columns, width):
         end = min(start + width, columns)

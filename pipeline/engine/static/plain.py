@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from pipeline.engine.model.forward import attention_as
@@ -16,9 +17,16 @@ class PlainEngine(StaticEngine):
     """
 
     def __init__(
-        self, model: Any, plan: Plan, *, end_ids: Sequence[int], pad_id: int, attention: str
+        self,
+        model: Any,
+        plan: Plan,
+        *,
+        end_ids: Sequence[int],
+        pad_id: int,
+        attention: str,
+        kv_folder: Path | None = None,
     ) -> None:
-        super().__init__(model, plan, end_ids=end_ids, pad_id=pad_id)
+        super().__init__(model, plan, end_ids=end_ids, pad_id=pad_id, kv_folder=kv_folder)
         self._model = model
         self._attention = attention
 

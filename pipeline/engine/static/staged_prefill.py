@@ -31,6 +31,7 @@ from pipeline.engine.static.generate import (
     prefill_in_groups,
 )
 from pipeline.engine.static.score import RowScores, score, score_rows
+from pipeline.engine.trial import Agreement, compared, reason_against, trial_tokens
 from pipeline.records import Decode, KvPlacement, Request, Score, document_of
 
 _Tensors = dict[str, torch.Tensor]
@@ -255,20 +256,12 @@ def not_reusable(model: Any, dtype: str) -> str | None:
     unknown = unknown_layers(make_cache(forward.config, "device", forward.device))
     if unknown is not None:
         return f"its cache has layers of a kind that is not known ({unknown or 'none at all'})"
-    try:
-        difference, scale = _difference(forward)
-    except Exception as error:  # noqa: BLE001  # whatever it is, this family's caches are not for the store
-        return f"{type(error).__name__}: {' '.join(str(error).split())}"
-    bound = 1e-3 if dtype == "float32" else 0.05
-    return None if difference <= bound * max(1.0, scale) else f"its logits differ by {difference:.2g}"
+    return reason_against(lambda: _restored_and_plain(forward), exact=dtype == "float32")
 
 
-def _difference(forward: Forward) -> tuple[float, float]:
-    """Largest difference of the logits of a plain reading and of one that goes on from a cache that was taken
-    apart, and their scale.
-    """
-    vocabulary = min(forward.vocabulary_tokens, 1000)
-    ids = [3 + 7 * number % (vocabulary - 3) for number in range(_TRIAL_TOKENS)]
+def _restored_and_plain(forward: Forward) -> Agreement:
+    """Logits of a reading that goes on from a cache that was taken apart, and of a plain one."""
+    ids = trial_tokens(_TRIAL_TOKENS, forward.vocabulary_tokens)
     with torch.inference_mode():
         plain = make_cache(forward.config, "device", forward.device)
         expected = _feed(forward, plain, ids, 0, _TRIAL_TOKENS, _TRIAL_TOKENS)
@@ -278,5 +271,4 @@ def _difference(forward: Forward) -> tuple[float, float]:
             forward.config, "device", forward.device, _TRIAL_CUT, row_tensors(first, 0), _TRIAL_TOKENS
         )
         found = _feed(forward, second, ids, _TRIAL_CUT, _TRIAL_TOKENS, _TRIAL_TOKENS)
-    difference = float((found - expected).abs().max())
-    return difference if math.isfinite(difference) else math.inf, float(expected.abs().max())
+    return compared(found, expected)

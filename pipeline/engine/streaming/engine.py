@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,8 +39,9 @@ class StreamedEngine(StaticEngine):
         pad_id: int,
         attention: str,
         lane_rows: int | None = None,
+        kv_folder: Path | None = None,
     ) -> None:
-        super().__init__(model, plan, end_ids=end_ids, pad_id=pad_id)
+        super().__init__(model, plan, end_ids=end_ids, pad_id=pad_id, kv_folder=kv_folder)
         self._hooks, self._attention = hooks, attention
         self._lane_rows = lane_rows or (plan.streaming.micro_batch_rows if plan.streaming else _LANE_ROWS)
         self._microbatches: MicrobatchScheduler[tuple[int, Sequence[Generation]]] = MicrobatchScheduler(

@@ -24,6 +24,7 @@ from pipeline.records import Decode, Generation, Plan, Request, Score
 from tests.equivalence.families import VOCABULARY, prompts, tiny_model
 
 PLAN = Plan("float32", "none", "device", "instructions_first", 256, 8, 10_000, 400, 1)
+SMALL_DISK_BYTES = 128 * 1024
 LENGTHS = (40, 38, 36, 34, 32, 30, 28, 26)
 ASK = Decode(6)
 LABELS = Score(((5,), (6, 7), (6, 8, 9)))
@@ -63,8 +64,10 @@ def exhaust_memory() -> None:
     torch.empty(2**58)
 
 
-def engine_with(check: Callable[[torch.Tensor, torch.Tensor, Any], None], plan: Plan = PLAN) -> StaticEngine:
-    return StaticEngine(Guarded(check), plan, end_ids=[2], pad_id=0)
+def engine_with(
+    check: Callable[[torch.Tensor, torch.Tensor, Any], None], plan: Plan = PLAN, kv_folder: Path | None = None
+) -> StaticEngine:
+    return StaticEngine(Guarded(check), plan, end_ids=[2], pad_id=0, kv_folder=kv_folder)
 
 
 def requests(ask: Decode | Score = ASK, lengths: tuple[int, ...] = LENGTHS) -> list[Request]:
@@ -150,31 +153,28 @@ def test_every_kind_of_out_of_memory_is_known(error: Exception, plain: list[Gene
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """KV caches on disk go to one of so many bytes."""
-    size_bytes = 128 * 1024
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a disk of ``SMALL_DISK_BYTES``."""
     done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(tmp_path)],
+        ["mount", "-t", "tmpfs", "-o", f"size={SMALL_DISK_BYTES}", "tmpfs", str(tmp_path)],
         capture_output=True,
         check=False,
     )
     if done.returncode:
         pytest.skip("no file system of a chosen size can be made here")
-    monkeypatch.setattr(DiskLayer, "folder", tmp_path)
-    yield size_bytes
+    yield tmp_path
     subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
-def test_a_full_disk_under_the_cache_halves_the_batch_too(small_disk: int, plain: list[Generation]) -> None:
+def test_a_full_disk_under_the_cache_halves_the_batch_too(small_disk: Path, plain: list[Generation]) -> None:
     plan = dataclasses.replace(PLAN, placement="disk")
-    done = finished(engine_with(lambda ids, mask, cache: None, plan), requests())
+    done = finished(engine_with(lambda ids, mask, cache: None, plan, small_disk), requests())
     assert texts(done) == texts(plain)
     assert max(generation.batch_rows for generation in done) < len(LENGTHS)
-    os.posix_fallocate(
-        filler := os.open(DiskLayer.folder / "filler", os.O_CREAT | os.O_RDWR), 0, small_disk - 4096
-    )
+    filler = os.open(small_disk / "filler", os.O_CREAT | os.O_RDWR)
+    os.posix_fallocate(filler, 0, SMALL_DISK_BYTES - 4096)
     os.close(filler)
-    (found,) = finished(engine_with(lambda ids, mask, cache: None, plan), requests(ASK, (40,)))
+    (found,) = finished(engine_with(lambda ids, mask, cache: None, plan, small_disk), requests(ASK, (40,)))
     assert found.error is not None
     assert (found.error[0], "No space left" in found.error[1]) == ("disk_full", True)
 

@@ -260,7 +260,7 @@ def test_when_weights_are_streamed(folder: Path, monkeypatch: pytest.MonkeyPatch
     def reason(
         quantization: str, cpu_bytes: int, weights: str, streaming: Streaming | None = None
     ) -> str | None:
-        config = configured(folder, quantization, cpu_bytes, weights=weight_prefetcher)
+        config = configured(folder, quantization, cpu_bytes, weights=weights)
         plan = dataclasses.replace(PLAN, quantization=quantization, streaming=streaming)
         return why_streamed(config, locate(config.model), plan)
 
