@@ -9,7 +9,6 @@ from typing import Literal
 from pipeline.planner.memory import CARD_CONTEXT_BYTES, LIBRARY_BYTES, PROCESS_BYTES, activations_bytes
 from pipeline.planner.model.shape import ModelShape
 from pipeline.planner.prompt_layout import Layout
-from pipeline.planner.roofline import RooflineWorkload
 from pipeline.planner.workload import Question, TaskLoad
 from pipeline.stores.kv.sizes import StorageFormat
 from pipeline.system.hardware import Hardware, Rates
@@ -62,7 +61,6 @@ class Wish:
     rows: int | None = None
     chunk_tokens: int | None = None
     questions_asked: int = 1
-    work: RooflineWorkload | None = None
     deadline_seconds: float | None = None
     loads: tuple[TaskLoad, ...] = ()
     process_bytes: int = PROCESS_BYTES
@@ -94,14 +92,7 @@ class Wish:
         rows = [
             question.shared_tokens + question.own_tokens + question.new_tokens for question in self.questions
         ]
-        if rows:
-            return min(self.context_tokens, max(1, sum(rows) // len(rows)))
-        if self.work is None or not self.work.lengths:
-            return self.row_tokens
-        return min(
-            self.context_tokens,
-            int(self.work.mean_tokens) + self.work.instruction_tokens + self.work.output_tokens,
-        )
+        return min(self.context_tokens, max(1, sum(rows) // len(rows))) if rows else self.row_tokens
 
     @property
     def questions(self) -> list[Question]:

@@ -18,7 +18,6 @@ from pipeline.planner.roofline import (
     load_seconds,
     prefill_seconds,
     unpack_seconds,
-    work_duration,
 )
 from pipeline.planner.store_policy import crossover_tokens
 from pipeline.planner.workload import Asked, Estimate, Question, TaskLoad
@@ -73,26 +72,13 @@ class Timing:
         tasks = tuple(
             _task_time(reading, load, step, rows, fetching, index) for index, load in enumerate(wish.loads)
         )
-        work = _together(tasks)
-        if work is None and wish.work is not None:
-            work = work_duration(
-                shape,
-                speed,
-                wish.work,
-                quantization=wish.quantization,
-                dtype=wish.dtype,
-                rows=rows,
-                offloaded_bytes=far,
-                cache_offloaded=where.cache_place != "device",
-                link_bytes_per_second=link,
-            )
         return cls(
             step=step,
             load=rates.load_seconds
             or (load_seconds(_stored_bytes(shape, wish), rates) if known_disk else None),
             prefill=prefill_seconds(shape, wish.context_tokens, speed),
             crossover=crossover_tokens(shape, speed, wish),
-            work=work,
+            work=_together(tasks),
             tasks=tasks,
         )
 

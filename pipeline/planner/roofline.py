@@ -10,7 +10,6 @@ for a few tokens and is bound by memory. No real kernel reaches the roof; ``pref
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.planner.model.shape import ModelShape
@@ -225,37 +224,6 @@ def load_seconds(stored_bytes: int, rates: Rates) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class RooflineWorkload:
-    """What is asked of the documents: their lengths in tokens (a sample or all), how many there are, and what
-    is written for each.
-
-    ``instruction_tokens`` come before or after every document; ``shared`` of them are read once for all.
-    """
-
-    lengths: Sequence[int]
-    documents: int
-    output_tokens: int
-    instruction_tokens: int = 0
-    shared_tokens: int = 0
-
-    @property
-    def mean_tokens(self) -> float:
-        """Of a document, from the sample."""
-        return sum(self.lengths) / len(self.lengths) if self.lengths else 0.0
-
-    @property
-    def relative_error(self) -> float:
-        """One standard error of the mean length, as a share of it, with the correction for a finite
-        population (Cochran, 1977).
-        """
-        count = len(self.lengths)
-        if count < 2 or not self.mean_tokens or count >= self.documents:
-            return 0.0
-        variance = sum((length - self.mean_tokens) ** 2 for length in self.lengths) / (count - 1)
-        return math.sqrt(variance / count * (1 - count / self.documents)) / self.mean_tokens
-
-
-@dataclass(frozen=True, slots=True)
 class Duration:
     """A workload's time. The range is one standard error of the sample either way; it knows nothing of wrong
     rates.
@@ -280,48 +248,3 @@ class Duration:
     def documents_per_hour(self) -> float:
         """Infinite where there is nothing to do."""
         return self.documents / self.seconds * 3600 if self.seconds else math.inf
-
-
-def work_duration(
-    shape: ModelShape,
-    speed: Speed,
-    work: RooflineWorkload,
-    *,
-    quantization: str,
-    dtype: str,
-    rows: int,
-    offloaded_bytes: int = 0,
-    cache_offloaded: bool = False,
-    link_bytes_per_second: float | None = None,
-) -> Duration:
-    """Every document read once and ``output_tokens`` written, ``rows`` at a time; shared instructions are
-    read once.
-
-    ``offloaded_bytes`` of weights travel at each step, the whole cache too if ``cache_offloaded``.
-    """
-    if not work.lengths or not work.documents:
-        return Duration(0.0, 0.0, 0, 0.0)
-    own = work.instruction_tokens - work.shared_tokens
-    reading = sum(
-        prefill_seconds(shape, length + own, speed, work.shared_tokens) for length in work.lengths
-    ) / len(work.lengths)
-    length = int(work.mean_tokens + work.instruction_tokens + work.output_tokens / 2)
-    batch = max(1, min(rows, work.documents))
-    moved = offloaded_bytes + (shape.kv_bytes(length, dtype, batch) if cache_offloaded else 0)
-    step = decode_step(
-        shape,
-        speed,
-        quantization=quantization,
-        dtype=dtype,
-        rows=batch,
-        tokens=length,
-        transferred_bytes=moved,
-        link_bytes_per_second=link_bytes_per_second,
-    )
-    steps = math.ceil(work.documents / batch) * work.output_tokens
-    weights_once = (
-        offloaded_bytes / link_bytes_per_second if offloaded_bytes and link_bytes_per_second else 0.0
-    )
-    shared = prefill_seconds(shape, work.shared_tokens, speed) if work.shared_tokens else 0.0
-    prefill = max(work.documents * reading, math.ceil(work.documents / batch) * weights_once) + shared
-    return Duration(prefill, steps * step.seconds, work.documents, work.relative_error)

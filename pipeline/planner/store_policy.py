@@ -79,13 +79,7 @@ def crossover_tokens(shape: ModelShape, speed: Speed, wish: Wish) -> int | None:
 
 def keeping(shape: ModelShape, wish: Wish, crossover: int | None, reasons: list[str]) -> Keeping:
     """What the store will do, with its sentence."""
-    lengths = (
-        [asked.tokens for asked in wish.loads[0].sample]
-        if wish.loads
-        else list(wish.work.lengths)
-        if wish.work
-        else []
-    )
+    lengths = [asked.tokens for asked in wish.loads[0].sample] if wish.loads else []
     if not lengths:
         return Keeping(False)
     size = _all_bytes(shape, wish, lengths)
@@ -95,9 +89,7 @@ def keeping(shape: ModelShape, wish: Wish, crossover: int | None, reasons: list[
 
 def _all_bytes(shape: ModelShape, wish: Wish, lengths: list[int]) -> int:
     sizes = [document_bytes(shape, tokens, wish) for tokens in lengths]
-    if wish.loads:
-        return int(wish.loads[0].total(sizes).value)
-    return sum(sizes) * (wish.work.documents if wish.work else 0) // len(sizes)
+    return int(wish.loads[0].total(sizes).value)
 
 
 def _keeps(wish: Wish, mean_tokens: float, crossover: int | None, size: int, reasons: list[str]) -> bool:

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from pipeline.planner.forecast import Forecast, Wish, decide, describe
 from pipeline.planner.memory import LIBRARY_BYTES, PROCESS_BYTES
 from pipeline.planner.model.shape import model_shape
-from pipeline.planner.roofline import RooflineWorkload
 from pipeline.system.hardware import Disk, Hardware, Rates
 from pipeline.system.hardware_spec import described
 from tests.planner.known_models import KNOWN
+from tests.planner.loads import load_of
 
 GIB = 2**30
 ORDER = ("does not fit", "split", "cache offloaded", "resident")
@@ -204,11 +204,11 @@ def test_one_configuration_three_machines() -> None:
 
 
 def test_the_deadline_is_compared() -> None:
-    work = RooflineWorkload([1000, 3000] * 20, 5000, 96)
-    slow = forecast("Llama 3 8B", described("24GiB", "64GiB"), work=work, deadline_seconds=60)
+    loads = (load_of([1000, 3000] * 20, 5000, 96),)
+    slow = forecast("Llama 3 8B", described("24GiB", "64GiB"), loads=loads, deadline_seconds=60)
     assert "too long for the deadline" in words(slow)
     assert "before the deadline" in words(
-        forecast("Llama 3 8B", described("24GiB", "64GiB"), work=work, deadline_seconds=10**7)
+        forecast("Llama 3 8B", described("24GiB", "64GiB"), loads=loads, deadline_seconds=10**7)
     )
 
 

@@ -5,27 +5,31 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.planner.budget import Wish
+from pipeline.planner.forecast import decide
 from pipeline.planner.model.shape import ModelShape, model_shape
 from pipeline.planner.roofline import (
-    RooflineWorkload,
+    Duration,
     Speed,
     decode_step,
     load_seconds,
     prefill_operations,
     prefill_seconds,
     transfer_seconds,
-    work_duration,
 )
 from pipeline.system.hardware import Rates
 from pipeline.system.hardware_datasheet import Link
+from pipeline.system.hardware_spec import described
 from tests.planner.known_models import KNOWN
+from tests.planner.loads import load_of
 
 GIB = 2**30
 LLAMA = model_shape(KNOWN["Llama 2 7B"].config)
 RATES = Rates("a test", memory_bytes_per_second=1e12, matmul_per_second=1e14, disk_read_bytes_per_second=2e9)
+LARGE_CARD = described("80GiB", "64GiB")
 ROOF = Speed(RATES, prefill_share=1.0, decode_share=1.0)
 
 
@@ -125,51 +129,54 @@ def test_loading_is_as_slow_as_the_slower_of_disk_and_link() -> None:
         load_seconds(1, Rates())
 
 
-def duration(lengths: list[int], documents: int, **more: int) -> float:
-    work = RooflineWorkload(
-        lengths, documents, more.pop("output", 64), more.pop("instructions", 100), more.pop("shared", 0)
-    )
-    return work_duration(
-        LLAMA, ROOF, work, quantization="none", dtype="float16", rows=more.pop("rows", 8), **more
-    ).seconds  # type: ignore[arg-type]
+def duration(
+    lengths: list[int], documents: int, new_tokens: int = 64, rows: int = 8, **more: int
+) -> Duration:
+    """As a card that holds all of it is planned for such documents."""
+    load = load_of(lengths, documents, new_tokens, **{"instructions": 100, **more})
+    found = decide(LLAMA, LARGE_CARD, Wish("none", "float16", 8192, rows=rows, loads=(load,)))
+    assert (found.verdict, found.rows) == ("resident", rows)
+    assert found.work is not None
+    return found.work
 
 
 def test_documents_an_hour() -> None:
-    work = RooflineWorkload([1000] * 10, 10, 64, 100, 100)
-    found = work_duration(LLAMA, ROOF, work, quantization="none", dtype="float16", rows=5)
-    reading = 10 * prefill_seconds(LLAMA, 1000, ROOF, 100) + prefill_seconds(LLAMA, 100, ROOF)
-    writing = (
-        2 * 64 * decode_step(LLAMA, ROOF, quantization="none", dtype="float16", rows=5, tokens=1132).seconds
-    )
-    assert found.seconds == pytest.approx(reading + writing)
+    speed = Speed(LARGE_CARD.rates)
+    found = duration([1000] * 10, 10, rows=5, shared=100)
+    reading = 10 * prefill_seconds(LLAMA, 1000, speed, 100) + prefill_seconds(LLAMA, 100, speed)
+    step = decode_step(LLAMA, speed, quantization="none", dtype="float16", rows=5, tokens=1164)
+    assert found.seconds == pytest.approx(reading + 2 * 64 * step.seconds)
     assert found.documents_per_hour == pytest.approx(36000 / found.seconds)
     assert found.range_seconds == (found.seconds, found.seconds)  # all were counted
 
 
 def test_the_error_of_a_sample_shrinks_with_its_size_and_is_nought_for_all() -> None:
-    few, many = RooflineWorkload([100, 300] * 5, 10_000, 1), RooflineWorkload([100, 300] * 500, 10_000, 1)
-    assert few.relative_error == pytest.approx(0.5 / math.sqrt(9), rel=0.01)
+    few, many = (duration([100, 300] * count, 10_000, 1, characters_a_token=0) for count in (5, 500))
+    assert 0.1 < few.relative_error < 0.5 / math.sqrt(9)
     assert many.relative_error < few.relative_error / 9
-    assert RooflineWorkload([100, 300], 2, 1).relative_error == 0
+    low, high = few.range_seconds
+    assert (low + high) / 2 == pytest.approx(few.seconds)
+    assert high - low == pytest.approx(2 * few.relative_error * few.seconds)
+    assert duration([100, 300], 2, 1, characters_a_token=0).relative_error == 0
 
 
 def test_nothing_to_do_takes_no_time() -> None:
-    assert (
-        work_duration(
-            LLAMA, ROOF, RooflineWorkload([], 0, 64), quantization="nf4", dtype="float16", rows=8
-        ).documents_per_hour
-        == math.inf
-    )
+    assert duration([], 0, rows=4).documents_per_hour == math.inf
 
 
+@settings(max_examples=25)
 @given(st.lists(st.integers(1, 4000), min_size=1, max_size=20), st.integers(1, 1000), st.integers(1, 500))
 def test_more_work_never_takes_less_time(lengths: list[int], documents: int, output: int) -> None:
-    base = duration(lengths, documents, output=output)
-    assert duration([length + 1 for length in lengths], documents, output=output) >= base
-    assert duration(lengths, documents + 8, output=output) >= base
-    assert duration(lengths, documents, output=output + 1) >= base
-    assert duration(lengths, documents, output=output, instructions=200) >= base
-    assert duration(lengths, documents, output=output, shared=100) <= base + prefill_seconds(LLAMA, 100, ROOF)
+    def seconds(lengths: list[int], documents: int, output: int, **more: int) -> float:
+        return duration(lengths, documents, output, characters_a_token=0, **more).seconds * (1 + 1e-9)
+
+    base = duration(lengths, documents, output, characters_a_token=0).seconds
+    assert seconds([length + 1 for length in lengths], documents, output) >= base
+    assert seconds(lengths, documents + 8, output) >= base
+    assert seconds(lengths, documents, output + 1) >= base
+    assert seconds(lengths, documents, output, instructions=200) >= base
+    shared = duration(lengths, documents, output, characters_a_token=0, shared=100).seconds
+    assert shared <= (base + prefill_seconds(LLAMA, 100, Speed(LARGE_CARD.rates))) * (1 + 1e-9)
 
 
 def test_recurrent_models_are_timed_too() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pipeline.planner.budget import StoreWish, Wish
 from pipeline.planner.forecast import Forecast, decide, describe
 from pipeline.planner.model.shape import model_shape
-from pipeline.planner.roofline import RooflineWorkload, Speed, prefill_seconds
+from pipeline.planner.roofline import Speed, prefill_seconds
 from pipeline.planner.store_policy import crossover_tokens, document_bytes
 from pipeline.planner.workload import Asked, Question, TaskLoad
 from pipeline.stores.kv.io_speed import worth_loading
@@ -22,6 +22,7 @@ from pipeline.stores.kv.sizes import entry_bytes
 from pipeline.system.hardware import Disk, Rates
 from pipeline.system.hardware_spec import described
 from tests.planner.known_models import KNOWN
+from tests.planner.loads import load_of
 
 LLAMA = model_shape(KNOWN["Llama 2 7B"].config)
 GEMMA = model_shape(KNOWN["Gemma 2 9B"].config)
@@ -34,7 +35,7 @@ def forecast(tokens: int = 2000, **wish: Any) -> Forecast:
     given = {
         "questions_asked": 3,
         "layout": "document_first",
-        "work": RooflineWorkload([tokens] * 50, 50, 64, 100, 100),
+        "loads": (load_of([tokens] * 50, 50, 64, instructions=100, shared=100),),
         **wish,
     }
     return decide(model_shape(KNOWN["Llama 3 8B"].config), MACHINE, replace(WISH, store=store, **given))
@@ -127,7 +128,7 @@ def test_a_later_task_reads_only_its_question_when_documents_come_first() -> Non
             TaskLoad(name, "label", 50, 200_000, (Asked(4000, 1000, (question,)),) * 3) for name in ("a", "b")
         )
 
-    shared = forecast(work=None, questions_asked=2, loads=loads(first=True))
-    apart = forecast(work=None, questions_asked=2, loads=loads(first=False), layout="instructions_first")
+    shared = forecast(questions_asked=2, loads=loads(first=True))
+    apart = forecast(questions_asked=2, loads=loads(first=False), layout="instructions_first")
     assert shared.tasks[0].read_seconds.value == pytest.approx(apart.tasks[0].read_seconds.value)
     assert shared.tasks[1].read_seconds.value < apart.tasks[1].read_seconds.value / 5
