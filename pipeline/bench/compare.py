@@ -20,8 +20,8 @@ from pipeline.bench.contestants import Contest, open_contest
 from pipeline.bench.probe import PROBE_DOCUMENTS, speeds
 from pipeline.bench.results import BenchResult
 from pipeline.bench.turns import BenchOptions, Say, Turns
+from pipeline.bench.weights import open_weights
 from pipeline.config import Config
-from pipeline.engine.hf_backend import TransformersBackend
 from pipeline.errors import UsageError
 from pipeline.prepare.measured_speeds import remember
 from pipeline.prepare.prepare import Preparation, prepare, resolve
@@ -34,7 +34,7 @@ from pipeline.tasks.driver import TaskDriver
 def bench(config: Config, options: BenchOptions | None = None, say: Say = lambda _: None) -> BenchResult:
     """Measure. Raises UsageError, ConfigError, DoesNotFit, SourceError; loads the model into this process."""
     options = options or BenchOptions()
-    backend = TransformersBackend(config, say)
+    backend = open_weights(config, say)
     prepared = prepare(config, backend, resolve(config, backend, {}))
     task = _task(prepared, options.task)
     requests = first_questions(task, documents_of(config, options.documents), options.to_the_end)
@@ -68,7 +68,7 @@ def measure_speeds(config: Config, say: Say = lambda _: None) -> dict[str, Any]:
 
     Raises ConfigError, DoesNotFit, SourceError, UsageError.
     """
-    backend = TransformersBackend(config, say)
+    backend = open_weights(config, say)
     resolved = resolve(config, backend, {})
     prepared = prepare(config, backend, resolved)
     found = documents_of(config, PROBE_DOCUMENTS)

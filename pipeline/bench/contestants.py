@@ -19,7 +19,7 @@ import torch
 
 from pipeline.bench.library.select import open_library
 from pipeline.bench.placement_timing import Stay, stay, usable_placements
-from pipeline.engine.hf_backend import TransformersBackend
+from pipeline.bench.weights import HoldsWeights
 from pipeline.engine.interface import Engine
 from pipeline.engine.model.forward import Forward, attention_as, synchronize
 from pipeline.engine.model.loading import LoadedModel
@@ -270,7 +270,7 @@ def _count_ended_rows(
 
 
 def open_contest(
-    backend: TransformersBackend,
+    backend: HoldsWeights,
     plan: Plan,
     offload_folder: Path,
     say: Callable[[str], None],

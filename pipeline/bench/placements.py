@@ -18,8 +18,9 @@ from typing import Any
 
 from pipeline.bench.contestants import Contest, open_contest
 from pipeline.bench.placement_timing import Stay
+from pipeline.bench.weights import open_weights
 from pipeline.config import Config
-from pipeline.engine.hf_backend import TransformersBackend
+from pipeline.engine.interface import Backend
 from pipeline.errors import UsageError
 from pipeline.planner.model.shape import DTYPE_BYTES
 from pipeline.prepare.prepare import prepare, resolve
@@ -104,7 +105,7 @@ def bench_placements(
     """
     if new_tokens < 2:
         raise UsageError(f"{new_tokens} new tokens: the time of a token after the first needs at least 2")
-    backend = TransformersBackend(config, say)
+    backend = open_weights(config, say)
     plan = prepare(config, backend, resolve(config, backend, {})).plan
     lengths, skipped = _lengths(contexts, plan.context_tokens - new_tokens)
     words = _words(config, backend, max(lengths))
@@ -134,7 +135,7 @@ def _lengths(contexts: Sequence[int], most: int) -> tuple[list[int], list[str]]:
     return lengths, skipped
 
 
-def _words(config: Config, backend: TransformersBackend, count: int) -> list[int]:
+def _words(config: Config, backend: Backend, count: int) -> list[int]:
     """Token ids of the source's texts, one after the other, from the start again if they are few."""
     texts = (item.text for item in read_source(config.source, ()) if isinstance(item, Document))
     ids: list[int] = []

@@ -133,7 +133,7 @@ def facts(found: Preview, *, tables: bool = False, drawn: list[Path] | None = No
         "cannot_plan": found.ground.cannot_plan,
         "tasks": found.fingerprints,
         "notes": [*dict.fromkeys(note for task in found.tasks for note in task.notes), *found.remarks],
-        "model": found.ground.shape.describe(),
+        "model": found.ground.facts.shape.describe() if found.ground.facts.shape else None,
         "machine": dataclasses.asdict(found.ground.machine),
         "quantities": {quantity.name: quantity.to_json() for quantity in found.quantities},
         "documents": {
@@ -167,10 +167,7 @@ def facts(found: Preview, *, tables: bool = False, drawn: list[Path] | None = No
 
 def _decision(found: Preview) -> list[str]:
     if found.forecast is None:
-        return [
-            str(found.ground.cannot_plan),
-            "a run works all the same, with batches as for a Llama of these widths; memory is not predicted",
-        ]
+        return [str(found.ground.cannot_plan), *_not_foretold(found)]
     verdicts = {
         "resident": "it fits",
         "cache offloaded": "it fits with its cache outside of the card",
@@ -187,6 +184,18 @@ def _decision(found: Preview) -> list[str]:
             f"tokens; layout {found.plan.layout}"
         )
     return lines
+
+
+def _not_foretold(found: Preview) -> list[str]:
+    if found.ground.facts.shape is not None:
+        return [
+            "a run works all the same, with batches as for a Llama of these widths; memory is not predicted"
+        ]
+    reasons = found.plan.reasons if found.plan else ()
+    return [
+        "a run works all the same; memory and time are not predicted",
+        *(f"  - {reason}" for reason in reasons),
+    ]
 
 
 def _predictions(found: Preview) -> list[str]:

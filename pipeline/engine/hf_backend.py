@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from pipeline.config import Config
-from pipeline.engine.interface import Engine
+from pipeline.engine.interface import Engine, ModelFacts, PlanRequest
+from pipeline.engine.model.facts import model_facts
 from pipeline.engine.model.identity import tokenizer_identity, weights_identity
 from pipeline.engine.model.loading import LoadedModel, load_model
 from pipeline.engine.model.location import Location, locate
@@ -20,6 +21,8 @@ from pipeline.engine.model.tokenizer import ChatTokenizer, load_tokenizer
 from pipeline.engine.reuse.fingerprint import CacheAccess, open_cache_access
 from pipeline.engine.select import select_engine
 from pipeline.engine.streaming.load import open_streamed, why_streamed
+from pipeline.planner.forecast import decide
+from pipeline.planner.plan import plan_of, usable
 from pipeline.records import Plan
 
 
@@ -62,10 +65,20 @@ class TransformersBackend:
         attention = resolve_attention(model.attention, self._location, model)
         return {"dtype": resolve_dtype(model.dtype, model.device_map), "attention": attention}
 
-    def model_config(self) -> Mapping[str, Any]:
-        """The model's configuration with its defaults filled in."""
-        described: dict[str, Any] = architecture(self._location, self._config.model).to_dict()
-        return described
+    @cached_property
+    def _facts(self) -> ModelFacts:
+        return model_facts(architecture(self._location, self._config.model).to_dict())
+
+    def facts(self) -> ModelFacts:
+        """From the model's configuration, with its defaults filled in."""
+        return self._facts
+
+    def plan(self, request: PlanRequest) -> Plan:
+        """What the planner decides for this model on that machine. Raises DoesNotFit."""
+        shape = self._facts.shape
+        assert shape is not None
+        forecast = decide(shape, usable(self._config, request.machine), request.wish)
+        return plan_of(self._config, shape, request.machine, request.resolved, forecast)
 
     def open_engine(
         self, plan: Plan, offload_folder: Path, say: Callable[[str], None]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
+from pipeline.planner.budget import Wish
+from pipeline.planner.model.shape import ModelShape
 from pipeline.prompts import Tokenizer
 from pipeline.records import Generation, Plan, Request
+from pipeline.system.hardware import Hardware
 
 
 class Listener(Protocol):
@@ -49,8 +53,40 @@ class Engine(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a backend knows of its model before a weight is read.
+
+    ``context_tokens`` is the longest prompt and answer together that the model reads. ``shape``: what its
+    weights, cache and activations take; None where they are not on this machine.
+    ``cannot_plan``: why memory and time are not predicted, a sentence; None where ``shape`` is certain.
+    ``stored_dtype``: numbers of the weight files. ``stored_as``: their quantization where we know it;
+    ``stored_quantized``: whether they are quantized at all.
+    """
+
+    context_tokens: int
+    shape: ModelShape | None = None
+    cannot_plan: str | None = None
+    stored_dtype: str | None = None
+    stored_as: Literal["nf4", "int8"] | None = None
+    stored_quantized: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What a plan is asked for: ``resolved`` holds what ``auto`` means (dtype, layout), ``machine`` what is
+    there, ``wish`` what the configuration and the documents ask for.
+    """
+
+    resolved: Mapping[str, Any]
+    machine: Hardware
+    wish: Wish
+
+
 class Backend(Protocol):
-    """A kind of model. The runner asks it for everything but weights; only the worker opens an engine."""
+    """A kind of model, made of a configuration and of ``say``, which hears what takes long. The runner asks
+    it for everything but weights; only the worker opens an engine.
+    """
 
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer and chat template."""
@@ -66,8 +102,14 @@ class Backend(Protocol):
         """What ``auto`` means on this machine: ``dtype`` and ``attention``."""
         ...
 
-    def model_config(self) -> Mapping[str, Any]:
-        """The model's configuration (config.json), for the planner."""
+    def facts(self) -> ModelFacts:
+        """The model's shape as far as it matters here; see ModelFacts. Raises ConfigError."""
+        ...
+
+    def plan(self, request: PlanRequest) -> Plan:
+        """The frozen plan that ``open_engine`` will get. Of the documents it may depend on the longest row
+        alone. Raises DoesNotFit or ConfigError.
+        """
         ...
 
     def open_engine(

@@ -21,13 +21,18 @@ AUTO = "transformers"
 BUILT_IN: Mapping[str, str] = {"transformers": "pipeline.engine.hf_backend:TransformersBackend"}
 
 
-def open_backend(config: Config) -> Backend:
+Say = Callable[[str], None]
+Kind = Callable[[Config, Say], Any]
+"""How a backend is made; ``say`` hears what takes long, such as a download."""
+
+
+def open_backend(config: Config, say: Say = lambda _: None) -> Backend:
     """The backend that ``engine.backend`` names. Raises ConfigError where there is none of that name, or it
     cannot be imported.
     """
     asked = config.engine.backend
     name = AUTO if asked == "auto" else asked
-    backend: Backend = _kind(name)(config)
+    backend: Backend = _kind(name)(config, say)
     return backend
 
 
@@ -36,14 +41,14 @@ def known_backends() -> tuple[str, ...]:
     return tuple(sorted({*BUILT_IN, *(found.name for found in entry_points(group=GROUP))}))
 
 
-def _kind(name: str) -> Callable[[Config], Any]:
+def _kind(name: str) -> Kind:
     if name in BUILT_IN:
         return _imported(BUILT_IN[name])
     try:
         if ":" in name:
             return _imported(name)
         for found in entry_points(group=GROUP, name=name):
-            kind: Callable[[Config], Any] = found.load()
+            kind: Kind = found.load()
             return kind
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(f"engine.backend {name!r} cannot be opened: {error}") from None
@@ -53,7 +58,7 @@ def _kind(name: str) -> Callable[[Config], Any]:
     )
 
 
-def _imported(path: str) -> Callable[[Config], Any]:
+def _imported(path: str) -> Kind:
     module, _, attribute = path.partition(":")
-    kind: Callable[[Config], Any] = getattr(importlib.import_module(module), attribute)
+    kind: Kind = getattr(importlib.import_module(module), attribute)
     return kind

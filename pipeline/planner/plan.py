@@ -54,19 +54,19 @@ def usable(config: Config, hardware: Hardware) -> Hardware:
 
 def wish_of(
     config: Config,
-    shape: ModelShape,
+    most_tokens: int,
     resolved: Mapping[str, Any],
     *,
     process_bytes: int = PROCESS_BYTES,
     stored_dtype: str | None = None,
 ) -> Wish:
-    """What the configuration asks for. Raises ConfigError."""
+    """What the configuration asks for of a model that reads ``most_tokens``. Raises ConfigError."""
     place, cache_dtype = _CACHES[config.kv_cache.placement]
     store = config.kv_cache.store
     return Wish(
         quantization=config.model.quantization,
         dtype=str(resolved["dtype"]),
-        context_tokens=_context(config, shape),
+        context_tokens=_context(config, most_tokens),
         rows=config.engine.batch_rows,
         chunk_tokens=config.engine.prefill_chunk_tokens,
         questions_asked=questions_about_a_document(config),
@@ -153,13 +153,13 @@ def weights_bytes(shape: ModelShape, quantization: str, dtype: str) -> int:
     return shape.weights_bytes(quantization, dtype)
 
 
-def _context(config: Config, shape: ModelShape) -> int:
+def _context(config: Config, most_tokens: int) -> int:
     wanted = config.model.context_tokens
-    if wanted is not None and wanted > shape.context_tokens:
+    if wanted is not None and wanted > most_tokens:
         raise ConfigError(
-            f"model.context_tokens is {wanted:,}, the model itself reads at most {shape.context_tokens:,}"
+            f"model.context_tokens is {wanted:,}, the model itself reads at most {most_tokens:,}"
         )
-    return wanted or shape.context_tokens
+    return wanted or most_tokens
 
 
 def _about_context(config: Config, shape: ModelShape, context: int) -> list[str]:

@@ -10,16 +10,16 @@ import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pipeline.config import Config, store_folder
-from pipeline.engine.interface import Backend
+from pipeline.engine.interface import Backend, ModelFacts, PlanRequest
 from pipeline.engine.model.demo_model import cache_folder
 from pipeline.errors import CannotPlan, ConfigError, OvernightError
 from pipeline.planner.budget import Wish
 from pipeline.planner.forecast import Forecast, decide
-from pipeline.planner.model.shape import ModelShape, model_shape
-from pipeline.planner.plan import plan_of, usable, wish_of
+from pipeline.planner.model.shape import ModelShape
+from pipeline.planner.plan import usable, wish_of
 from pipeline.planner.prompt_layout import Layout, choose_layout, questions_about_a_document, tokens_of
 from pipeline.planner.workload import TaskLoad
 from pipeline.prepare.measured_speeds import MeasuredSpeeds, calibrated, recall
@@ -39,36 +39,49 @@ _HALF = {"float32": None, "float16": "fp16", "bfloat16": "bf16"}
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What a plan stands on: the model's shape, the machine as far as it may be used, what is asked for, what
-    was measured.
-
-    ``cannot_plan`` says why the shape is only a guess; then there is a batch size, but no forecast.
+    """What a plan stands on: the backend and its facts, the machine as far as it may be used, what is asked
+    for, what was measured.
     """
 
     config: Config
-    shape: ModelShape
+    backend: Backend
+    facts: ModelFacts
     machine: Hardware
     wish: Wish
     calibration: MeasuredSpeeds
-    cannot_plan: str | None = None
+
+    @property
+    def cannot_plan(self) -> str | None:
+        """Why there is a plan, but no forecast; None where there is one."""
+        if self.facts.shape is None:
+            return self.facts.cannot_plan or "the model's weights are not on this machine"
+        return self.facts.cannot_plan
+
+    @property
+    def shape(self) -> ModelShape:
+        """What the model takes here. Raises CannotPlan where its weights are elsewhere."""
+        if self.facts.shape is None:
+            raise CannotPlan(f"{self.cannot_plan}, so that nothing can be said of memory and time")
+        return self.facts.shape
 
     def knowing(self, longest_tokens: int | None) -> Ground:
         """The same, for documents of which none asks for a longer row; None: not known."""
         return replace(self, wish=replace(self.wish, longest_tokens=longest_tokens))
 
     def decide(self, loads: Sequence[TaskLoad] = ()) -> Forecast:
-        """The forecast: without documents, or for what they would ask."""
-        deadline = self.config.run.deadline
-        seconds = None if deadline is None else seconds_until(deadline, datetime.datetime.now())
-        return decide(
-            self.shape,
-            usable(self.config, self.machine),
-            replace(self.wish, loads=tuple(loads), deadline_seconds=seconds),
-        )
+        """The forecast: without documents, or for what they would ask. Raises CannotPlan."""
+        return decide(self.shape, usable(self.config, self.machine), self._wish(loads))
 
     def plan(self, resolved: Mapping[str, Any]) -> Plan:
-        """The frozen plan. Of the documents it depends on the longest row alone. Raises DoesNotFit."""
-        return plan_of(self.config, self.shape, self.machine, resolved, self.decide())
+        """The frozen plan, as the backend decides it. Of the documents it depends on the longest row alone.
+        Raises DoesNotFit.
+        """
+        return self.backend.plan(PlanRequest(resolved, self.machine, self._wish()))
+
+    def _wish(self, loads: Sequence[TaskLoad] = ()) -> Wish:
+        deadline = self.config.run.deadline
+        seconds = None if deadline is None else seconds_until(deadline, datetime.datetime.now())
+        return replace(self.wish, loads=tuple(loads), deadline_seconds=seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,47 +158,20 @@ def ground_of(
     config: Config, backend: Backend, resolved: Mapping[str, Any], machine: Hardware | None = None
 ) -> Ground:
     """What the plan stands on. ``machine``: one that is not this one. Raises ConfigError."""
-    described = backend.model_config()
-    shape, cannot_plan = model_shape(described, rough=True), None
-    try:
-        shape = model_shape(described)
-    except CannotPlan as error:
-        cannot_plan = str(error)
+    facts = backend.facts()
     dtype = str(resolved["dtype"])
-    kept, method = stored_quantization(described)
-    if method is not None and kept is None:
-        cannot_plan = (
-            cannot_plan
-            or f"cannot plan weights that are stored as {method}: what they take in memory is not known here"
-        )
     calibration = MeasuredSpeeds() if machine else recall(config, dtype)
-    stored = described.get("dtype") or described.get("torch_dtype")
-    wish = wish_of(config, shape, resolved, stored_dtype=str(stored) if stored else None)
-    if method is not None:  # only what is quantized here can be streamed
-        wish = replace(wish, quantization=kept or wish.quantization, may_stream=False)
+    wish = wish_of(config, facts.context_tokens, resolved, stored_dtype=facts.stored_dtype)
+    if facts.stored_quantized:  # only what is quantized here can be streamed
+        wish = replace(wish, quantization=facts.stored_as or wish.quantization, may_stream=False)
     if machine is None:
         wish = replace(
             wish, store=replace(wish.store, read_bytes_per_second=measured_reading(store_folder(config)))
         )
     if calibration.process_bytes:
         wish = replace(wish, process_bytes=calibration.process_bytes)
-    return Ground(
-        config, shape, machine or this_machine(config, dtype, calibration), wish, calibration, cannot_plan
-    )
-
-
-def stored_quantization(described: Mapping[str, Any]) -> tuple[Literal["nf4", "int8"] | None, str | None]:
-    """(what it is in our words, its own word) of a model whose files are quantized already; (None, None) of
-    any other.
-    """
-    stored = described.get("quantization_config")
-    if not isinstance(stored, Mapping):
-        return None, None
-    if stored.get("load_in_4bit"):
-        return "nf4", "4 bits"
-    if stored.get("load_in_8bit"):
-        return "int8", "8 bits"
-    return None, str(stored.get("quant_method") or "an unnamed kind")
+    found = machine or this_machine(config, dtype, calibration)
+    return Ground(config, backend, facts, found, wish, calibration)
 
 
 def this_machine(config: Config, dtype: str, calibration: MeasuredSpeeds) -> Hardware:

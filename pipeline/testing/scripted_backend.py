@@ -28,11 +28,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config import Config
-from pipeline.engine.interface import Engine, Listener
+from pipeline.engine.interface import Engine, Listener, ModelFacts, PlanRequest
+from pipeline.engine.remote import plan_without_weights
 from pipeline.records import Decode, Generation, Plan, Request, digest
 
 _CONTROL = ("<|start|>", "<|end|>", "<|user|>", "<|system|>", "<|model|>")
 _FIRST_CONTROL = 256
+_CONTEXT_TOKENS, _ROWS = 4096, 64
 END_ID = _FIRST_CONTROL + 1
 
 
@@ -92,7 +94,7 @@ class ByteTokenizer:
 class ScriptedBackend:
     """A backend without weights; see the module."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, say: Callable[[str], None] = lambda _: None) -> None:
         self._config = config
 
     def tokenizer(self) -> ByteTokenizer:
@@ -107,16 +109,13 @@ class ScriptedBackend:
         """See pipeline.engine.interface.Backend."""
         return {"dtype": "float32", "attention": "sdpa"}
 
-    def model_config(self) -> Mapping[str, Any]:
+    def facts(self) -> ModelFacts:
         """See pipeline.engine.interface.Backend."""
-        return {
-            "model_type": "scripted",
-            "num_hidden_layers": 1,
-            "num_attention_heads": 1,
-            "hidden_size": 8,
-            "vocab_size": 300,
-            "max_position_embeddings": 4096,
-        }
+        return ModelFacts(_CONTEXT_TOKENS, cannot_plan="the scripted model has no weights")
+
+    def plan(self, request: PlanRequest) -> Plan:
+        """See pipeline.engine.interface.Backend."""
+        return plan_without_weights(self._config, request, _ROWS, ("answers are written by a script",))
 
     def open_engine(
         self, plan: Plan, offload_folder: Path, say: Callable[[str], None]

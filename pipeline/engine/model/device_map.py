@@ -16,9 +16,10 @@ from typing import Any
 import torch
 
 from pipeline.config import ModelConfig
-from pipeline.engine.model.library_logging import import_bitsandbytes, quiet_libraries
+from pipeline.engine.model.library_logging import import_bitsandbytes
 from pipeline.engine.model.location import Location
-from pipeline.engine.model.precision import architecture, settle_quantization, torch_dtype
+from pipeline.engine.model.meta import build_on_meta
+from pipeline.engine.model.precision import architecture
 from pipeline.errors import ConfigError, DoesNotFit
 from pipeline.system.hardware import available_ram_bytes
 from pipeline.system.units import amount
@@ -66,8 +67,7 @@ def plan_device_map(config: ModelConfig, location: Location, dtype: str) -> Devi
     """Place the model. Raises DoesNotFit with the remedies, or ConfigError for a model that cannot be
     built.
     """
-    quiet_libraries()
-    model, quantized = meta_model(config, location, dtype)
+    model, quantizer = build_on_meta(architecture(location, config), config, dtype)
     amounts = _tensor_bytes(model)
     needed, allowed = sum(amounts.values()), allowed_bytes(config)
     first = next(iter(allowed))
@@ -76,40 +76,11 @@ def plan_device_map(config: ModelConfig, location: Location, dtype: str) -> Devi
     _require_room_for_largest(amounts, allowed, config)
     devices = _spread(model, allowed)
     used = set(devices.values())
-    if quantized and ("disk" in used or ("cpu" in used and len(used) > 1)):
+    if quantizer is not None and ("disk" in used or ("cpu" in used and len(used) > 1)):
         raise DoesNotFit(_does_not_fit(config, needed, allowed))
     by_device = _bytes_by_device(amounts, devices)
     rewritten = by_device.get("disk", 0) if _is_converted_while_loading(model) else 0
     return DeviceMap(devices, by_device, rewritten)
-
-
-def meta_model(config: ModelConfig, location: Location, dtype: str) -> tuple[Any, bool]:
-    """The model without weights, quantized modules in their places, and whether it is quantized. Raises
-    ConfigError.
-    """
-    from transformers import AutoModelForCausalLM
-    from transformers.quantizers.auto import AutoHfQuantizer
-
-    built = architecture(location, config)
-    wanted = settle_quantization(built, config, dtype)
-    stored = getattr(built, "quantization_config", None)
-    try:
-        with torch.device("meta"):
-            build: Any = AutoModelForCausalLM.from_config  # its signature has no types
-            model = build(built, dtype=torch_dtype(dtype), trust_remote_code=config.trust_remote_code)
-    except (ValueError, ImportError, AttributeError, TypeError, KeyError) as error:
-        raise ConfigError(
-            f"model.id {config.id} cannot be built as a language model: {' '.join(str(error).split())}"
-        ) from error
-    settings = wanted if wanted is not None else stored
-    if settings is not None:
-        import_bitsandbytes()
-        quantizer = AutoHfQuantizer.from_config(settings, pre_quantized=wanted is None)
-        with torch.device("meta"):
-            quantizer.preprocess_model(
-                model=model, dtype=torch_dtype(dtype), device_map={"": "cpu"}, checkpoint_files=[]
-            )
-    return model, settings is not None
 
 
 def allowed_bytes(config: ModelConfig) -> dict[int | str, int]:

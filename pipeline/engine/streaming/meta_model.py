@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from pipeline.config import ModelConfig
-from pipeline.engine.model.library_logging import import_bitsandbytes, quiet_libraries
+from pipeline.engine.model.library_logging import import_bitsandbytes
 from pipeline.engine.model.location import Location
-from pipeline.engine.model.precision import architecture, resolve_attention, settle_quantization, torch_dtype
+from pipeline.engine.model.meta import build_on_meta
+from pipeline.engine.model.precision import architecture, resolve_attention
 from pipeline.errors import ConfigError
 
 
@@ -50,10 +51,6 @@ def build_skeleton(config: ModelConfig, location: Location, dtype: str) -> MetaM
     """The quantized model as the library would fill it, on the meta device. Raises ConfigError with the
     reason where it cannot stream.
     """
-    from transformers import AutoModelForCausalLM
-    from transformers.quantizers.auto import AutoHfQuantizer
-
-    quiet_libraries()
     built = architecture(location, config)
     if getattr(built, "quantization_config", None) is not None:
         raise ConfigError(
@@ -61,29 +58,13 @@ def build_skeleton(config: ModelConfig, location: Location, dtype: str) -> MetaM
             f"numbers; name that one, or set "
             "engine.weights: resident"
         )
-    wanted = settle_quantization(built, config, dtype)
-    try:
-        with parameters_on_meta():
-            build: Any = AutoModelForCausalLM.from_config  # its signature has no types
-            attention = resolve_attention(config.attention, location, config)
-            model = build(
-                built,
-                dtype=torch_dtype(dtype),
-                trust_remote_code=config.trust_remote_code,
-                attn_implementation=attention,
-            )
-    except (ValueError, ImportError, AttributeError, TypeError, KeyError) as error:
-        raise ConfigError(
-            f"model.id {config.id} cannot be built as a language model: {' '.join(str(error).split())}"
-        ) from error
-    quantizer = None
-    if wanted is not None:
-        import_bitsandbytes()
-        quantizer = AutoHfQuantizer.from_config(wanted, pre_quantized=False)
-        with torch.device("meta"):
-            quantizer.preprocess_model(
-                model=model, dtype=torch_dtype(dtype), device_map={"": "cpu"}, checkpoint_files=[]
-            )
+    model, quantizer = build_on_meta(
+        built,
+        config,
+        dtype,
+        attention=resolve_attention(config.attention, location, config),
+        place=parameters_on_meta(),
+    )
     model.eval()
     meta_model = MetaModel(model, _layers_path(model, config.id), quantizer)
     meta_model.tensors = _grouped(meta_model)
