@@ -31,10 +31,10 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OVERNIGHT_CACHE", str(tmp_path / "cache"))
 
 
-def test_an_unknown_family_works_and_is_said_to_be_unknown(tmp_path: Path) -> None:
+def test_a_model_without_weights_works_and_nothing_is_said_of_its_memory(tmp_path: Path) -> None:
     (model,) = findings(ANight(tmp_path, documents(4)))["model"]
     assert model["level"] == "warn"
-    assert "'scripted'" in model["message"]
+    assert "no weights; a run works" in model["message"]
 
 
 def test_a_model_that_is_not_here_stops_the_night(tmp_path: Path) -> None:
