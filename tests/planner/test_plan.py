@@ -44,7 +44,7 @@ def config(**sections: Any) -> Config:
 
 def planned(wanted: Config, shape: ModelShape, machine: Hardware) -> Plan:
     """As a run is planned before its documents are known."""
-    forecast = decide(shape, usable(wanted, machine), wish_of(wanted, shape, RESOLVED))
+    forecast = decide(shape, usable(wanted, machine), wish_of(wanted, shape.context_tokens, RESOLVED))
     return plan_of(wanted, shape, machine, RESOLVED, forecast)
 
 
