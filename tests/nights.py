@@ -17,6 +17,8 @@ from typing import Any
 
 import yaml
 
+from tests.programs import Program
+
 SCRIPTED = "pipeline.testing.scripted_backend:ScriptedBackend"
 SENTENCES = (
     "The ferry {} left the northern harbour at six in the morning.",
@@ -103,7 +105,7 @@ class ANight:
         }
 
     def start(self, *arguments: str, cwd: Path | None = None) -> subprocess.Popen[str]:
-        return subprocess.Popen(
+        return Program(
             [sys.executable, "-P", "-m", "pipeline.cli.main", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -161,13 +163,11 @@ class ANight:
 
 
 def no_process_left(directory: Path, seconds: float = 10) -> bool:
-    """Whether every worker of runs in ``directory`` is gone within ``seconds``."""
+    """Whether every process that has a file of ``directory`` open is gone within ``seconds``."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        found = subprocess.run(
-            ["pgrep", "-f", "pipeline.run.worker_main"], capture_output=True, text=True, check=False
-        ).stdout.split()
-        mine = [pid for pid in found if str(directory) in _open_files(pid)]
+        pids = (place.name for place in Path("/proc").iterdir() if place.name.isdigit())
+        mine = [pid for pid in pids if int(pid) != os.getpid() and str(directory) in _open_files(pid)]
         if not mine:
             return True
         time.sleep(0.2)

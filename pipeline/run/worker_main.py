@@ -101,3 +101,6 @@ def _die_with_parent() -> None:
 
 if __name__ == "__main__":
     main()
+    # The thread that reads standard input holds its lock: the interpreter's own end would abort over it.
+    logging.shutdown()
+    os._exit(0)

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.programs import Program
+
 ROOT = Path(__file__).parents[2]
 QUICK = (1_000, 128, 24)  # tokens of the document, of a pass, of the text
 WHOLE = (7_000, 256, 64)
@@ -24,7 +26,7 @@ def start(folder: Path, sizes: tuple[int, int, int]) -> subprocess.Popen[str]:
     folder.mkdir(exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "tests.crash.reading", str(folder), *map(str, sizes)]
-    return subprocess.Popen(
+    return Program(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=ROOT
     )
 

@@ -18,7 +18,7 @@ import pytest
 
 from tests.nights import ANight, documents, no_process_left
 
-PACE = {"seconds": 0.012, "batch": 4}
+PACE = {"seconds": 0.05, "batch": 4}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def kill_and_finish(night: ANight, kills: int, seed: int) -> list[dict[str, obje
     chance = random.Random(seed)
     killed = 0
     for _ in range(kills):
-        killed += night.run_and_kill(chance.uniform(0.3, 6.0)) == -signal.SIGKILL
+        killed += night.run_and_kill(chance.uniform(0.1, 2.0)) == -signal.SIGKILL
     assert killed, "every run finished before it was killed: the test shows nothing"
     night.script = {}
     done = night.run()
@@ -74,7 +74,7 @@ def kill_something(night: ANight, chance: random.Random) -> str:
     """SIGKILL to the runner, or to the worker under a runner that goes on; what became of it."""
     process = night.start("run", str(night.config))
     try:
-        process.wait(chance.uniform(0.3, 7.0))
+        process.wait(chance.uniform(0.1, 2.5))
     except subprocess.TimeoutExpired:
         worker = _worker_of(process.pid)
         if worker is not None and chance.random() < 0.5:
@@ -96,7 +96,9 @@ def kill_anything(folder: Path, kills: int, seed: int) -> None:
     }  # kills by us are no document's fault
     untouched = ANight(folder / "untouched", LONG)
     assert untouched.run().returncode == 0
-    night = ANight(folder / "killed", LONG, script={"seconds": 0.05, "batch": 4}, extra=more)
+    night = ANight(
+        folder / "killed", LONG, script={"seconds": 0.1 if kills < 10 else 0.5, "batch": 4}, extra=more
+    )
     chance = random.Random(seed)
     ends = [kill_something(night, chance) for _ in range(kills)]
     assert ends.count("killed") > kills // 3, ends

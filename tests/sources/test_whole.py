@@ -48,7 +48,10 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("form", ["jsonl", "gz", "zst", "json", "csv", "parquet", "saved", "text"])
+_FULL = [pytest.param(form, marks=pytest.mark.full) for form in ("gz", "zst", "json", "csv", "saved")]
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet", "text", *_FULL])
 def test_memory_is_flat(large: Path, form: str) -> None:
     next(iter(read_source(SourceConfig(path=str(large / form)))))  # imports are not counted
     arrow_bytes = pa.total_allocated_bytes()
