@@ -101,7 +101,7 @@ class Stopwatch:
         synchronize()
         seconds = time.perf_counter() - self._began
         ids = named["input_ids"] if "input_ids" in named else arguments[0]
-        packed = attention.current()
+        packed = attention.current(self._model)
         only_decodes = packed.only_decodes if packed else ids.shape[1] == 1
         if only_decodes:
             self.passes.decode_seconds += seconds

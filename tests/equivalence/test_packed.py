@@ -116,7 +116,7 @@ def test_same_scores(
     """With tolerance 0 the whole tree rides with the prompt; with a tiny one the search computes it in
     rounds.
     """
-    monkeypatch.setattr("pipeline.engine.packed.engine._RIDING_NODES", 0)
+    monkeypatch.setattr("pipeline.engine.packed.scheduler.RIDING_NODES", 0)
     # these models spread their probability: it would never search
     monkeypatch.setattr("pipeline.engine.packed.label_trie.SearchWorth.pays", tolerance > 0)
     model = tiny_model(family)
@@ -147,11 +147,11 @@ def test_a_shared_prefix_is_read_once_and_never_changed() -> None:
     engine = PackedEngine(model, PLAN, end_ids=END_IDS, static=static, window=None)
     engine.admit([Request(i, prompt, Decode(8), 20) for i, prompt in enumerate(shared_prompts(20))])
     engine.step()
-    (prefix,) = engine._prefixes.values()
+    (prefix,) = engine._cache._held.values()
     before = {layer: (keys.clone(), values.clone()) for layer, (keys, values) in prefix.layers.items()}
     while not engine.idle:
         engine.step()
-    assert list(engine._prefixes.values()) == [prefix]
+    assert list(engine._cache._held.values()) == [prefix]
     assert prefix.tokens == 20
     for layer, (keys, values) in prefix.layers.items():
         assert torch.equal(keys, before[layer][0])
@@ -226,7 +226,8 @@ def test_rows_come_go_and_are_released_at_any_time() -> None:
         found.update((generation.request_id, generation) for generation in engine.step())
     model.set_attn_implementation("sdpa")
     assert static.handed == 0
-    assert not engine._users
+    assert not engine._scheduler.cached._users
+    assert not engine._pool.pages
     for request in requests:
         if request.request_id in found:
             _check_alone(model, request, found[request.request_id])

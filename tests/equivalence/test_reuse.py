@@ -19,6 +19,7 @@ from pipeline.config import StoreConfig
 from pipeline.engine.packed.attention import IMPLEMENTATION, Prefix
 from pipeline.engine.packed.engine import PackedEngine
 from pipeline.engine.packed.prefix_cache import _ranges
+from pipeline.engine.packed.sequence import PAGE_TOKENS
 from pipeline.engine.packed.support import sliding_window, unsupported
 from pipeline.engine.reuse.prefix_store import PrefixStore
 from pipeline.engine.reuse.store_session import StoreSession
@@ -95,8 +96,8 @@ def answers_of(
     model.set_attn_implementation("sdpa")
     assert [generation.error for generation in done] == [None] * len(requests)
     assert not static.handed
-    assert not engine._documents._held
-    assert not engine._documents.columns
+    assert not engine._scheduler.pages
+    assert not engine._pool.pages
     if session:
         session.writer.flush()
     return sorted(done, key=lambda generation: generation.request_id)
@@ -408,10 +409,7 @@ def test_documents_from_the_store_stay_within_the_memory_of_the_plan(tmp_path: P
         def started(self, request_ids: Any) -> None: ...
 
         def pulse(self) -> None:
-            held.append(
-                engine._documents.columns
-                + sum(guest.row.storage.capacity for guest in engine._guests if guest.row.storage)
-            )
+            held.append(engine._scheduler.pages * PAGE_TOKENS)
 
     with shelf_in(tmp_path) as session:
         reuse, static = (

@@ -18,6 +18,8 @@ D).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +29,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from pipeline.engine.kv.slot_pool import SlotClass
 
 IMPLEMENTATION = "overnight_packed"
+_CONTEXT = "overnight_pass"  # the attribute of a module that holds its model's context
 _KeysValues = tuple[torch.Tensor, torch.Tensor]
 _PLAIN_QUERIES = 256
 _UNSUPPORTED = ("softcap", "s_aux", "position_bias")
@@ -107,20 +110,39 @@ class Pass:
         return sum(fresh.index.numel() - fresh.real.numel() for fresh in self.fresh)
 
 
-class _Current:
-    """The pass under way; one engine a process, one thread."""
+class PassContext:
+    """Which pass a forward call of one model is about; None while the model runs in any other way.
 
-    value: Pass | None = None
+    The model's attention modules hold it, so that models in one process know nothing of each other's passes.
+    """
+
+    def __init__(self) -> None:
+        self.current: Pass | None = None
+
+    @contextmanager
+    def running(self, current: Pass) -> Iterator[None]:
+        """Inside, forward calls of the model are about ``current``. One at a time."""
+        assert self.current is None, "a packed pass inside of another one of the same model"
+        self.current = current
+        try:
+            yield
+        finally:
+            self.current = None
 
 
-def begin(current: Pass | None) -> None:
-    """Say what the next forward pass of the model is about."""
-    _Current.value = current
+def context_of(model: Any) -> PassContext:
+    """The context of ``model``, which all its attention modules hold from now on."""
+    held = getattr(model, _CONTEXT, None)
+    context = held if isinstance(held, PassContext) else PassContext()
+    for module in (model, *(module for module in model.modules() if hasattr(module, "layer_idx"))):
+        setattr(module, _CONTEXT, context)
+    return context
 
 
-def current() -> Pass | None:
-    """The packed pass under way, None while the model runs in any other way."""
-    return _Current.value
+def current(model: Any) -> Pass | None:
+    """The packed pass that ``model`` is in, None while it runs in any other way."""
+    held = getattr(model, _CONTEXT, None)
+    return held.current if isinstance(held, PassContext) else None
 
 
 def packed_attention(
@@ -138,7 +160,7 @@ def packed_attention(
     unknown = [name for name in _UNSUPPORTED if options.get(name) is not None]
     if unknown:
         raise ValueError(f"packed attention does not know {', '.join(unknown)}")
-    running = _Current.value
+    running: Pass | None = getattr(module, _CONTEXT).current
     assert running is not None, "packed attention outside of a pass"
     layer = module.layer_idx
     for writing in running.writing:

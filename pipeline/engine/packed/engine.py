@@ -1,72 +1,66 @@
 """The engine that batches continuously: packed passes, a shared prefix read once, label trees, places
 refilled while others go on.
 
-Requests it cannot run (a row beyond a sliding window, a pass that failed in company) go to the static engine,
-which has every way out of failure; so does everything when the model's family does not pass
-``pipeline.engine.packed.support``.
+Each step is one pass: the scheduler decides who takes part (numbers only), the model runner carries it out,
+the answers take in what came of it. Requests it cannot run (a row beyond a sliding window, a pass that failed
+in company) go to the static engine, which has every way out of failure; so does everything when the model's
+family does not pass ``pipeline.engine.packed.support``.
 """
 
 from __future__ import annotations
 
-import heapq
+import hashlib
 import time
-from collections import Counter, OrderedDict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from pipeline.engine.backoff import halved
-from pipeline.engine.batching import row_tokens
+from pipeline.engine.batching import new_tokens, row_tokens
 from pipeline.engine.interface import Listener
-from pipeline.engine.kv.slot_pool import class_capacity
 from pipeline.engine.model.forward import attend_by, input_device
 from pipeline.engine.out_of_memory import free_memory, is_out_of_memory
-from pipeline.engine.packed.attention import IMPLEMENTATION, Prefix
+from pipeline.engine.packed import sequence as scheduled
+from pipeline.engine.packed.answers import LabelAnswer, LabelTrees, TextAnswer
+from pipeline.engine.packed.attention import IMPLEMENTATION
 from pipeline.engine.packed.batch_size_ramp import BatchSizeRamp
-from pipeline.engine.packed.label_trie import ROOT, LabelTrie, Search, SearchWorth
-from pipeline.engine.packed.model_runner import Feed, PackedModelRunner, Row
+from pipeline.engine.packed.model_runner import Feed, PackedModelRunner
+from pipeline.engine.packed.page_pool import PagePool, Row, pages_for
 from pipeline.engine.packed.prefix_cache import PrefixCache
+from pipeline.engine.packed.scheduler import Scheduler
+from pipeline.engine.packed.sequence import PAGE_TOKENS, Admission, Beginning, Budget, pages_of
 from pipeline.engine.packed.text_checkpoints import TextCheckpoints
 from pipeline.engine.reuse.prefix_store import PrefixStore
-from pipeline.engine.sampling.hidden_state import packed, watched
+from pipeline.engine.sampling.hidden_state import watched
 from pipeline.engine.static.engine import StaticEngine
-from pipeline.engine.static.generate import Output
-from pipeline.records import Decode, Generation, Plan, Request, Score, document_of
+from pipeline.records import Decode, Generation, Plan, Request, document_of
+from pipeline.stores.kv.prefix_hash import pack
 
-# A shorter prefix, or one that a single prompt has, is not worth a pass of its own.
+# A shorter beginning is not worth a pass of its own.
 _LEAST_PREFIX_TOKENS = 16
-# Trees up to so many nodes ride along with the prompt: cheaper than keeping the prompt and coming back.
-_RIDING_NODES = 12
-_PREFIX_SHARE = 4
+_LEAST_DOCUMENT_TOKENS = 32
+_KEY_BYTES = 16
 
 
 @dataclass(slots=True)
-class _Guest:
-    """A request in the model."""
+class _Running:
+    """A request in the model. ``own`` are the tokens that are read for it, ``read`` of them so far."""
 
     request: Request
     row: Row
     own: tuple[int, ...]
+    answer: TextAnswer | LabelAnswer
     read: int = 0
-    output: Output | None = None
-    trie: LabelTrie | None = None
-    search: Search | None = None
-    asked: list[int] = field(default_factory=list)
     seconds: float = 0.0
     company: int = 1
-    features: bytes = b""
 
-    @property
-    def wants_features(self) -> bool:
-        """Whether the state at its prompt's last token is asked for and not seen yet."""
-        return isinstance(self.request.ask, Score) and self.request.ask.features and not self.features
-
-    @property
-    def reading(self) -> bool:
-        """Whether some of the prompt is still to be read."""
-        return self.read < len(self.own)
+    def prefill(self, tokens: int, *, keep: bool) -> Feed:
+        """The next ``tokens`` of its prompt; with the last of them it is asked for its answer."""
+        stretch = self.own[self.read : self.read + tokens]
+        if self.read + tokens < len(self.own):
+            return Feed(self.row, stretch, keep, logits=())
+        return self.answer.feed_last(self.row, stretch, keep=keep)
 
 
 class PackedEngine:
@@ -83,55 +77,46 @@ class PackedEngine:
         reuse: PrefixStore | None = None,
     ) -> None:
         self.listener: Listener | None = None
-        self._plan = plan
+        self._plan, self._window = plan, window
         self._end_ids = frozenset(end_ids)
         self._static = static
-        self._window = window
         self._model = model
-        self._packed = PackedModelRunner(model, input_device(model))
         # the setting has no public reader
         self._plain_attention = model.config._attn_implementation  # noqa: SLF001
-        self._documents = PrefixCache(self._packed, plan, reuse)
-        self._texts = TextCheckpoints(reuse)
-        self._waiting: list[tuple[int, int, int]] = []
-        self._requests: dict[int, Request] = {}
-        self._guests: list[_Guest] = []
-        self._prefixes: OrderedDict[tuple[int, ...], Prefix] = OrderedDict()
-        self._users: Counter[tuple[int, ...]] = Counter()
-        self._rows, self._columns = plan.max_batch_rows, plan.batch_tokens
+        self._runner = PackedModelRunner(model, input_device(model))
+        self._pool = PagePool()
+        self._cache = PrefixCache(self._runner, plan, reuse)
+        self._texts, self._trees = TextCheckpoints(reuse), LabelTrees()
         # of rows that decode; those that are only read leave with their pass
         self._ramp = BatchSizeRamp(plan.max_batch_rows)
-        self._tries: dict[tuple[tuple[int, ...], ...], LabelTrie] = {}
-        self._worth: dict[tuple[tuple[tuple[int, ...], ...], float], SearchWorth] = {}
+        pages = plan.batch_tokens // PAGE_TOKENS
+        budget = Budget(plan.max_batch_rows, plan.prefill_chunk_tokens, pages, self._ramp.rows)
+        self._scheduler = Scheduler(budget, pages_for=pages_for)
+        self._requests: dict[int, Request] = {}
+        self._running: dict[int, _Running] = {}
+        self._made_for: set[int] = set()
 
     @property
     def idle(self) -> bool:
         """True when nothing is queued or running."""
-        return not (self._requests or self._guests) and self._static.idle
+        return self._scheduler.idle and self._static.idle
 
     def admit(self, requests: Sequence[Request]) -> None:
         """Queue ``requests``, longest first."""
         for request in requests:
-            if self._static.refuses(request) or (
-                self._window is not None and row_tokens(request) > self._window
-            ):
+            too_long = self._window is not None and row_tokens(request) > self._window
+            if too_long or self._static.refuses(request):
                 self._static.admit([request])
             else:
                 self._requests[request.request_id] = request
-                self._users[request.ids[: request.prefix_tokens]] += 1
-                self._documents.expect(request)
-                heapq.heappush(self._waiting, _turn(request))
+                self._scheduler.add(self._sequence(request))
 
     def release(self, request_ids: Collection[int]) -> None:
         """Forget queued requests and those under way."""
         gone = set(request_ids)
         self._static.release(gone)
-        for request_id in gone:
-            request = self._requests.pop(request_id, None)
-            if request is not None:
-                self._unshare(request)
-        for guest in [guest for guest in self._guests if guest.request.request_id in gone]:
-            self._leave(guest)
+        for request_id in gone & set(self._requests):
+            self._leave(request_id)
 
     def step(self) -> Sequence[Generation]:
         """One packed pass, or one batch of the static engine when that has something to do."""
@@ -140,23 +125,34 @@ class PackedEngine:
             self._static.listener = self.listener
             return self._static.step()
         attend_by(self._model, IMPLEMENTATION)  # others may use the model between two steps
+        finished: list[Generation] = []
+        failure: Exception | None = None
+        try:
+            with torch.inference_mode():
+                self._run(finished)
+        except Exception as error:  # noqa: BLE001  # whatever the model raises, the static engine finds out whose it is
+            failure = error.with_traceback(None)
+        if failure is not None:
+            self._give_up(failure)
+        return finished
+
+    def _run(self, finished: list[Generation]) -> None:
+        """Schedule, carry out, take in; answers that are complete go to ``finished`` one by one."""
         started = time.perf_counter()
-        with torch.inference_mode():
-            try:
-                self._documents.pulse = self._pulse
-                self._invite()
-                feeds = self._feeds()
-                with watched(self._model, wanted=any(guest.wants_features for guest, _ in feeds)) as watch:
-                    logits = self._packed.run([feed for _, feed in feeds])
-            except Exception as error:  # noqa: BLE001  # whatever the model raises, the static engine finds out whose it is
-                self._surrender(error)
-                return ()
-            self._pulse()
-            seconds = time.perf_counter() - started
-            self._share_time(feeds, seconds)
-            if all(guest.output is not None and not guest.reading for guest, _ in feeds):
-                self._ramp.observe(len(feeds), seconds)
-            return self._take_in(feeds, logits, watch.seen)
+        self._cache.pulse = self._pulse
+        self._admit()
+        feeds = self._feeds()
+        if not feeds:
+            return
+        wanted = any(running.answer.wants_features for running, _ in feeds)
+        with watched(self._model, wanted=wanted) as watch:
+            logits = self._runner.run([feed for _, feed in feeds])
+        self._pulse()
+        seconds = time.perf_counter() - started
+        self._share_time(feeds, seconds)
+        if all(isinstance(running.answer, TextAnswer) and not _reading(running) for running, _ in feeds):
+            self._ramp.observe(len(feeds), seconds)
+        self._take_in(feeds, logits, watch.seen, finished)
 
     def _pulse(self) -> None:
         if self.listener is not None:
@@ -164,271 +160,183 @@ class PackedEngine:
 
     # ── who takes part ──────────────────────────────────────────────────────────────────────────────────────
 
-    def _invite(self) -> None:
-        """Let waiting requests in while there is room: rows, columns of KV memory, and tokens of one pass."""
-        budget = self._plan.prefill_chunk_tokens - sum(
-            len(guest.own) - guest.read for guest in self._guests if guest.reading
+    def _sequence(self, request: Request) -> scheduled.Sequence:
+        """``request`` in numbers."""
+        ask = request.ask
+        sequence = scheduled.Sequence(request.request_id, len(request.ids))
+        sequence.prefix = _beginning(
+            "prefix", request.ids[: request.prefix_tokens], request, _LEAST_PREFIX_TOKENS
         )
-        columns = sum(guest.row.storage.capacity for guest in self._guests if guest.row.storage)
+        if request.document_end:
+            sequence.document = _beginning("document", document_of(request), request, _LEAST_DOCUMENT_TOKENS)
+            sequence.stored, sequence.awaited = self._cache.wants(request), request.awaited > 0
+        if isinstance(ask, Decode):
+            sequence.new_tokens = ask.max_new_tokens
+        else:
+            tree = self._trees.of(ask)
+            sequence.tree, sequence.tree_tokens = tree.number, len(tree.trie.nodes)
+            sequence.longest_label = new_tokens(request)
+        return sequence
+
+    def _admit(self) -> None:
+        """Let in whom the scheduler lets in, and read what it wants to be there first."""
+        self._scheduler.budget.decoding_rows = self._ramp.rows
+        self._scheduler.searched = self._trees.searched
         newcomers: list[int] = []
-        while self._waiting and budget > 0 and len(self._guests) < self._rows:
-            request = self._requests.get(self._waiting[0][-1])
-            if request is None:  # released
-                heapq.heappop(self._waiting)
-                continue
-            if (
-                isinstance(request.ask, Decode)
-                and sum(guest.output is not None for guest in self._guests) >= self._ramp.rows
-            ):
+        while True:
+            admission = self._scheduler.admit()
+            for number in admission.admitted:
+                self._start(number)
+            newcomers += admission.admitted
+            if admission.read is None:
                 break
-            needed = class_capacity(row_tokens(request))
-            if self._guests and columns + self._documents.columns + needed > self._columns:
-                break
-            guest = self._welcome(request)
-            size = len(guest.own) + len(guest.asked)
-            if self._guests and size > budget and size <= self._plan.prefill_chunk_tokens and newcomers:
-                self._unwelcome(guest)
-                break
-            heapq.heappop(self._waiting)
-            del self._requests[request.request_id]
-            self._guests.append(guest)
-            newcomers.append(request.request_id)
-            columns += guest.row.storage.capacity if guest.row.storage else 0
-            budget -= size + self._documents.read_tokens()
+            self._read(admission, admission.read)
+        self._drop_evicted()
         if newcomers and self.listener is not None:
             self.listener.started(newcomers)
 
-    def _welcome(self, request: Request) -> _Guest:
-        prefix, count = self._prefix(request)
-        document = self._documents.beginning(request, prefix)
-        if document is not None:
-            prefix, count = document, document.tokens
-        guest = _Guest(request, Row((), prefix), request.ids[count:])
-        if isinstance(request.ask, Decode):
-            guest.output = Output(request.ask, self._end_ids)
-            guest.own += self._texts.begun(request, guest.output)
-            self._packed.place(
-                guest.row,
-                (count if document is not None else 0) + len(guest.own) + request.ask.max_new_tokens,
+    def _read(self, admission: Admission, beginning: Beginning) -> None:
+        request, sequence = self._requests[admission.reader], self._scheduler.sequence(admission.reader)
+        held = True
+        self._drop_evicted()  # before there is more
+        if beginning == sequence.prefix:
+            self._cache.read_prefix(beginning.key, request.ids[: beginning.tokens])
+        else:
+            others = self._scheduler.cached.users(beginning) - 1
+            base = self._scheduler.longest_held(sequence)
+            held = self._cache.read_document(
+                beginning.key, request, None if base is None else base.key, others
             )
-            if document is not None:  # a row decodes faster when all it sees is in its slot
-                self._packed.settle(guest.row)
-            return guest
-        guest.trie = self._trie(request.ask)
-        rides = len(guest.trie.nodes) <= _RIDING_NODES or not self._searching_pays(request.ask)
-        guest.asked = list(range(len(guest.trie.nodes))) if rides else []
-        if not rides:
-            guest.search = Search(guest.trie, request.ask.tolerance)
-        if not rides or len(guest.own) > self._plan.prefill_chunk_tokens:
-            self._packed.place(guest.row, len(guest.own))
-        return guest
+            self._made_for.add(admission.reader)
+        computed = self._cache.read_tokens()
+        self._scheduler.has_read(admission.reader, beginning, held=held, computed_tokens=computed)
 
-    def _unwelcome(self, guest: _Guest) -> None:
-        """It does not fit into this pass after all."""
-        self._packed.leave(guest.row, (other.row for other in self._guests))
-
-    def _prefix(self, request: Request) -> tuple[Prefix | None, int]:
-        """The shared beginning, read now if it is new, and its length; at least one token of the prompt is
-        left.
-        """
-        ids = request.ids[: min(request.prefix_tokens, len(request.ids) - 1)]
-        known = ids in self._prefixes
-        if len(ids) < _LEAST_PREFIX_TOKENS or not (
-            known or self._users[request.ids[: request.prefix_tokens]] > 1
-        ):
-            return None, 0
-        if not known:
-            self._prefixes[ids] = self._documents.instructions(ids)
-        self._prefixes.move_to_end(ids)
-        while (
-            len(self._prefixes) > 1
-            and sum(map(len, self._prefixes)) > self._plan.batch_tokens // _PREFIX_SHARE
-        ):
-            self._prefixes.popitem(last=False)
-        return self._prefixes[ids], len(ids)
-
-    def _trie(self, ask: Score) -> LabelTrie:
-        if ask.continuations not in self._tries:
-            self._tries[ask.continuations] = LabelTrie(ask.continuations)
-        return self._tries[ask.continuations]
-
-    def _searching_pays(self, ask: Score) -> bool:
-        return ask.tolerance > 0 and self._search_worth(ask).pays
-
-    def _search_worth(self, ask: Score) -> SearchWorth:
-        key = ask.continuations, ask.tolerance
-        if key not in self._worth:
-            self._worth[key] = SearchWorth(self._trie(ask), ask.tolerance)
-        return self._worth[key]
+    def _start(self, number: int) -> None:
+        """Give an admitted sequence its pages, and an answer to fill in."""
+        request, sequence = self._requests[number], self._scheduler.sequence(number)
+        seen, ask = sequence.seen, request.ask
+        row = Row((), None if seen is None else self._cache.get(seen.key))
+        own = request.ids[row.start :]
+        if isinstance(ask, Decode):
+            text = TextAnswer(request, ask, self._end_ids, self._texts)
+            self._scheduler.resume(number, len(text.resumed))
+            self._running[number] = _Running(request, row, own + text.resumed, text)
+        else:
+            searching = sequence.tree_tokens > 0 and sequence.riding == 0
+            labels = LabelAnswer(ask, self._trees.of(ask), searching=searching)
+            self._running[number] = _Running(request, row, own, labels)
+        if sequence.pages:
+            self._pool.place(row, sequence.pages)
+        if seen is not None and seen == sequence.document:
+            if number not in self._made_for:
+                self._cache.count_shared(seen.tokens)
+            if sequence.decodes:  # a row decodes faster when all it sees is in its pages
+                self._pool.settle(row)
+        self._made_for.discard(number)
 
     # ── one pass ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _feeds(self) -> list[tuple[_Guest, Feed]]:
-        budget = self._plan.prefill_chunk_tokens
+    def _feeds(self) -> list[tuple[_Running, Feed]]:
+        """What the scheduler has chosen, in the order in which the sequences were admitted."""
+        planned = self._scheduler.schedule()
         feeds = []
-        for guest in self._guests:
-            if not guest.reading:
-                feeds.append((guest, self._again(guest)))
-            elif budget > 0:
-                feed = self._read(guest, budget)
-                budget -= feed.size
-                feeds.append((guest, feed))
+        for number, running in self._running.items():
+            if number in planned.prefill:
+                keep = running.row.storage is not None
+                feeds.append((running, running.prefill(planned.prefill[number], keep=keep)))
+            elif number in planned.decode:
+                feeds.append((running, running.answer.feed(running.row)))
         return feeds
 
-    def _read(self, guest: _Guest, budget: int) -> Feed:
-        """The next stretch of the prompt; with its last one the tree that rides along."""
-        tokens = guest.own[guest.read :]
-        if len(tokens) > budget and guest.row.storage is not None:
-            return Feed(guest.row, tokens[:budget], keep=True, logits=())
-        last = len(tokens) - 1
-        keep = guest.row.storage is not None
-        if guest.trie is None or not guest.asked:
-            return Feed(guest.row, tokens, keep, (last,))
-        nodes = [last + 1 + offset for offset in range(len(guest.asked))]
-        return Feed(guest.row, tokens, keep, (last, *nodes), guest.trie, guest.asked)
-
-    def _again(self, guest: _Guest) -> Feed:
-        """A row that has read its prompt: the token it decoded, or the tree nodes its search asks for, with
-        their ancestors.
-        """
-        if guest.output is not None:
-            return Feed(guest.row, guest.output.reply.token_ids[-1:], keep=True, logits=(0,))
-        assert guest.trie is not None
-        nodes = sorted({above for node in guest.asked for above in guest.trie.ancestors(node)})
-        return Feed(
-            guest.row,
-            (),
-            keep=False,
-            logits=[nodes.index(node) for node in guest.asked],
-            trie=guest.trie,
-            nodes=nodes,
-        )
+    def _share_time(self, feeds: Sequence[tuple[_Running, Feed]], seconds: float) -> None:
+        total = sum(feed.size for _, feed in feeds)
+        for running, feed in feeds:
+            running.seconds += seconds * feed.size / total
+            running.company = max(running.company, len(feeds))
 
     def _take_in(
-        self, feeds: Sequence[tuple[_Guest, Feed]], logits: torch.Tensor, states: torch.Tensor | None
-    ) -> list[Generation]:
-        """Give every sequence its own of ``logits`` (wanted, vocabulary) and ``states`` (1, wanted, hidden);
-        what has ended by them.
+        self,
+        feeds: Sequence[tuple[_Running, Feed]],
+        logits: torch.Tensor,
+        states: torch.Tensor | None,
+        finished: list[Generation],
+    ) -> None:
+        """Give every sequence its own of ``logits`` (wanted, vocabulary) and ``states`` (1, wanted,
+        hidden).
         """
-        finished = []
         best, greedy = logits.max(dim=-1)
         finite, choices = best.isfinite().tolist(), greedy.tolist()
+        seen = states[0] if states is not None and states.shape[1] == len(logits) else None
         begin = 0
-        for guest, feed in feeds:
-            end = begin + len(feed.logits)
-            guest.read += len(feed.tokens) if guest.reading else 0
+        for running, feed in feeds:
+            end, number = begin + len(feed.logits), running.request.request_id
+            if _reading(running):
+                running.read += len(feed.tokens)
+                self._scheduler.advance(number, len(feed.tokens))
             if end > begin and not all(finite[begin:end]):
-                self._leave(guest)
-                self._static.admit([guest.request])  # alone it may hold; if not, it is recorded there
-            elif end > begin and guest.output is not None:
-                output = guest.output
-                output.push(
-                    choices[begin] if output.sampler is None else output.sampler.choose(logits[begin])
-                )
-                self._texts.grown(guest.request, output)
-                if output.ended:
-                    reply = output.reply
-                    finished.append(
-                        self._generation(
-                            guest, token_ids=tuple(reply.token_ids), finish_reason=reply.finish_reason
-                        )
-                    )
+                self._leave(number)
+                self._static.admit([running.request])  # alone it may hold; if not, it is recorded there
             elif end > begin:
-                if guest.wants_features and states is not None and states.shape[1] == len(logits):
-                    # the first of its predictions is at the prompt's last token
-                    guest.features = packed(states[0, begin])
-                scores = self._scored(guest, logits[begin:end])
-                if scores is not None:
-                    finished.append(self._generation(guest, scores=tuple(scores), features=guest.features))
+                state = None if seen is None else seen[begin]
+                answer = running.answer.take_in(logits[begin:end], choices[begin], state)
+                if answer is not None:
+                    finished.append(self._generation(running, answer))
             begin = end
-        return finished
 
-    def _scored(self, guest: _Guest, logits: torch.Tensor) -> list[float] | None:
-        """Take predictions in, the prompt's first if it was just read; the label scores once nothing more is
-        needed.
-        """
-        trie = guest.trie
-        assert trie is not None
-        first = guest.search is None or not guest.search.known_root
-        nodes = [*([ROOT] if first else []), *guest.asked]
-        normalizers = logits.logsumexp(dim=-1)
-        predicted: dict[int, dict[int, float]] = {}
-        for offset, node in enumerate(nodes):
-            tokens = trie.targets[node]
-            values = (logits[offset, tokens] - normalizers[offset]).tolist()
-            predicted[node] = dict(zip(tokens, values, strict=True))
-        if guest.search is None:
-            if isinstance(guest.request.ask, Score) and guest.request.ask.tolerance > 0:
-                self._search_worth(guest.request.ask).learn(predicted)
-            return trie.scores(
-                {
-                    (node, token): value
-                    for node, values in predicted.items()
-                    for token, value in values.items()
-                }
-            )
-        for node in nodes:
-            guest.search.learn(node, predicted[node])
-        guest.asked = guest.search.wanted()
-        return None if guest.asked else guest.search.scores()
-
-    def _generation(self, guest: _Guest, **answer: Any) -> Generation:
-        self._leave(guest)
-        request = guest.request
+    def _generation(self, running: _Running, answer: Any) -> Generation:
+        request = running.request
+        self._leave(request.request_id)
         return Generation(
             request.request_id,
             prompt_tokens=len(request.ids),
-            seconds=guest.seconds,
-            batch_rows=guest.company,
+            seconds=running.seconds,
+            batch_rows=running.company,
             **answer,
         )
 
-    def _share_time(self, feeds: Sequence[tuple[_Guest, Feed]], seconds: float) -> None:
-        total = sum(feed.size for _, feed in feeds)
-        for guest, feed in feeds:
-            guest.seconds += seconds * feed.size / total
-            guest.company = max(guest.company, len(feeds))
+    # ── leaving ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _leave(self, guest: _Guest) -> None:
-        self._guests.remove(guest)
-        with (
-            torch.inference_mode()
-        ):  # rows move inside tensors made in it, also when a request is released between passes
-            self._packed.leave(guest.row, (other.row for other in self._guests))
-        self._unshare(guest.request)
+    def _leave(self, number: int) -> Request:
+        """The request is the engine's no more: its pages, and what only it wanted, come back."""
+        running = self._running.pop(number, None)
+        if running is not None:
+            # rows move inside tensors made in it, also when a request is released between passes
+            with torch.inference_mode():
+                self._pool.leave(running.row)
+        document = self._scheduler.sequence(number).document
+        if self._scheduler.forget(number) and document is not None:
+            self._cache.finish(document.key)
+        self._made_for.discard(number)
+        self._drop_evicted()
+        return self._requests.pop(number)
 
-    def _unshare(self, request: Request) -> None:
-        self._documents.forget(request)
-        shared = request.ids[: request.prefix_tokens]
-        self._users[shared] -= 1
-        if self._users[shared] <= 0:
-            del self._users[shared]
+    def _drop_evicted(self) -> None:
+        self._cache.drop(self._scheduler.cached.take_evicted())
 
-    def _surrender(self, error: Exception) -> None:
+    def _give_up(self, error: Exception) -> None:
         """Hand everything in the model to the static engine, which runs smaller and alone, and names the
-        guilty.
+        guilty. All pages come back first: what failed may have left a row in any state.
         """
-        guests = list(self._guests)
-        for guest in reversed(guests):
-            self._leave(guest)
-        self._prefixes.clear()
-        self._documents.clear()
-        error.__traceback__ = None
+        rows = len(self._scheduler.running)
+        self._pool.clear()
+        self._static.admit([self._leave(number) for number in self._scheduler.give_up()])
         if is_out_of_memory(error):  # the next passes are to be smaller
-            self._rows = halved(self._rows, len(guests))
-            self._ramp.shrink(self._rows)
-            self._columns = halved(self._columns, self._columns, self._plan.context_tokens)
+            self._scheduler.shrink(rows, pages_of(self._plan.context_tokens))
+            self._ramp.shrink(self._scheduler.budget.rows)
             free_memory()
-        if not guests and self._waiting:
-            request = self._requests.pop(heapq.heappop(self._waiting)[-1], None)
-            if request is not None:
-                self._unshare(request)
-                self._static.admit([request])
-        self._static.admit([guest.request for guest in guests])
 
 
-def _turn(request: Request) -> tuple[int, int, int]:
-    """Longest first; questions about one document side by side, whatever their own lengths."""
-    if not request.document_end:
-        return -row_tokens(request), 0, request.request_id
-    return -request.document_end, hash(document_of(request)), request.request_id
+def _reading(running: _Running) -> bool:
+    """Whether some of the prompt is still to be read."""
+    return running.read < len(running.own)
+
+
+def _beginning(kind: str, ids: Sequence[int], request: Request, least: int) -> Beginning | None:
+    """``ids``, with which ``request`` begins, where they are enough; at least one token of the prompt is
+    left. Its key is a digest, so that equal ones have equal keys and others never do.
+    """
+    ids = ids[: len(request.ids) - 1]
+    if len(ids) < least:
+        return None
+    digest = hashlib.blake2b(pack(ids), digest_size=_KEY_BYTES, person=kind.encode())
+    return Beginning(int.from_bytes(digest.digest(), "little"), len(ids))

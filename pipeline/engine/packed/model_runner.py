@@ -2,8 +2,7 @@
 without padding.
 
 Each pass is one forward call over the next tokens of all live rows and the prompts of newcomers, end to end
-(continuous batching: Yu et al., Orca, 2022). A row that ends leaves its slot at once; what is read for a
-label task never needs one.
+(continuous batching: Yu et al., Orca, 2022).
 """
 
 from __future__ import annotations
@@ -14,30 +13,11 @@ from typing import Any
 
 import torch
 
-from pipeline.engine.kv.slot_pool import SlotClass, class_capacity
+from pipeline.engine.kv.slot_pool import SlotClass
 from pipeline.engine.packed import attention
 from pipeline.engine.packed.attention import Cached, Fresh, Pass, Prefix, Writing
 from pipeline.engine.packed.label_trie import LabelTrie
-
-
-@dataclass(slots=True)
-class Row:
-    """One document in the model: its prompt behind the shared prefix, where it is cached, how far it has got.
-
-    ``ids`` are the tokens still to be read of the prompt (without the prefix); ``cached`` of them are in the
-    slot.
-    """
-
-    ids: Sequence[int]
-    prefix: Prefix | None
-    storage: SlotClass | None = None
-    slot: int = -1
-    cached: int = 0
-
-    @property
-    def start(self) -> int:
-        """Position of the row's first own token."""
-        return self.prefix.tokens if self.prefix else 0
+from pipeline.engine.packed.page_pool import Row
 
 
 @dataclass(slots=True)
@@ -71,30 +51,7 @@ class PackedModelRunner:
     def __init__(self, model: Any, device: torch.device) -> None:
         self._model = model
         self.device = device
-        self._classes: dict[int, SlotClass] = {}
-
-    def place(self, row: Row, columns: int) -> None:
-        """Give ``row`` a slot for ``columns`` own tokens."""
-        capacity = class_capacity(columns)
-        row.storage = self._classes.setdefault(capacity, SlotClass(capacity))
-        row.slot = row.storage.take()
-
-    def leave(self, row: Row, live: Iterable[Row]) -> None:
-        """Free the row's slot and close the gap with the class's last row, so that the live ones stay side by
-        side.
-        """
-        storage = row.storage
-        if storage is None:
-            return
-        storage.free(row.slot)
-        row.storage = None
-        hole = storage.hole()
-        if hole is not None:
-            last = next(other for other in live if other.storage is storage and other.slot == hole[0])
-            storage.move(last.slot, hole[1], last.cached)
-            last.slot = hole[1]
-        if not len(storage):
-            storage.release()
+        self._context = attention.context_of(model)
 
     def read_prefix(self, ids: Sequence[int], chunk_tokens: int) -> Prefix:
         """Prefill a shared prefix once, in chunks."""
@@ -111,15 +68,6 @@ class PackedModelRunner:
             current.prefixes.append((prefix, None))
         self._call(tokens, range(prefix.tokens, prefix.tokens + len(tokens)), current, [len(tokens) - 1])
         prefix.tokens += len(tokens)
-
-    def settle(self, row: Row) -> None:
-        """Copy the row's prefix into its slot, which must be empty: from then on it is the row's own."""
-        prefix, storage = row.prefix, row.storage
-        assert prefix is not None
-        assert storage is not None
-        for layer, (keys, values) in prefix.layers.items():
-            storage.fill(layer, row.slot, keys[0], values[0])
-        row.prefix, row.cached = None, prefix.tokens
 
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
         """One pass over ``feeds``; returns float32 logits (wanted, vocabulary), feed by feed in their
@@ -139,16 +87,13 @@ class PackedModelRunner:
     def _call(
         self, ids: Sequence[int], positions: Iterable[int], current: Pass, wanted: Sequence[int]
     ) -> torch.Tensor:
-        attention.begin(current)
-        try:
+        with self._context.running(current):
             output = self._model(
                 input_ids=self._tensor(ids)[None],
                 position_ids=self._tensor(list(positions))[None],
                 use_cache=False,
                 logits_to_keep=self._tensor(wanted),
             )
-        finally:
-            attention.begin(None)
         logits: torch.Tensor = output.logits[0]
         return logits.float()
 

@@ -1,17 +1,16 @@
 """Beginnings of prompts that are read once: a task's instructions, a document about which several questions
 are asked.
 
-In memory a beginning is a ``Prefix``: one copy, seen by all rows whose prompts begin with it. It stays while
-a question that is queued or running begins with it. Behind that lies the KV store: what earlier runs and
-other tasks left there is loaded instead of computed, what further questions may want is put there, and the
-reading of a long document is saved on its way.
+In memory a beginning is a ``Prefix``: one copy, seen by all rows whose prompts begin with it. How long it
+stays is the scheduler's decision, which names it by a number. Behind that lies the KV store: what earlier
+runs and other tasks left there is loaded instead of computed, what further questions may want is put there,
+and the reading of a long document is saved on its way.
 """
 
 from __future__ import annotations
 
 import time
-from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -21,67 +20,53 @@ from pipeline.engine.reuse.prefix_store import LEAST_TOKENS, PrefillCheckpoints,
 from pipeline.records import Plan, Request, document_of
 from pipeline.stores.kv.entry import Loaded
 
-_LEAST_SHARED_TOKENS = 32
-_RECENT_SHARE = (
-    8  # of a batch's columns: documents that wait in memory for questions of this run that have not come yet
-)
 _Ids = tuple[int, ...]
 
 
 class PrefixCache:
-    """See the module. ``reuse`` None: only what is in memory is shared. ``pulse`` is called after each
-    pass.
+    """The keys and values behind the scheduler's numbers. ``reuse`` None: only what is in memory is shared.
+    ``pulse`` is called after each pass.
     """
 
-    def __init__(self, packed: PackedModelRunner, plan: Plan, reuse: PrefixStore | None) -> None:
+    def __init__(self, runner: PackedModelRunner, plan: Plan, reuse: PrefixStore | None) -> None:
         self.pulse: Callable[[], None] = lambda: None
-        self.reuse = reuse
-        self.columns = 0
-        """Tokens held, of documents."""
-        self._packed = packed
+        self._reuse = reuse
+        self._runner = runner
         self._plan = plan
-        self._recent_tokens = plan.batch_tokens // _RECENT_SHARE
-        self._expected: Counter[_Ids] = Counter()
-        self._held: dict[_Ids, Prefix] = {}
-        self._recent: OrderedDict[_Ids, Prefix] = OrderedDict()
-        self._saved: dict[_Ids, bool] = {}
+        self._held: dict[int, Prefix] = {}
+        self._saved: dict[int, tuple[_Ids, bool]] = {}
         self._read_tokens = 0
 
-    # ── who wants what ──────────────────────────────────────────────────────────────────────────────────────
+    def __len__(self) -> int:
+        return len(self._held)
 
-    def expect(self, request: Request) -> None:
-        """A question is queued."""
-        if request.document_end:
-            self._expected[document_of(request)] += 1
+    def get(self, key: int) -> Prefix:
+        """One that is in memory."""
+        return self._held[key]
 
-    def forget(self, request: Request) -> None:
-        """A question is answered or given up; with the last one about a document its cache goes."""
-        if not request.document_end:
-            return
-        key = document_of(request)
-        self._expected[key] -= 1
-        if self._expected[key] > 0:
-            return
-        del self._expected[key]
-        self._let_go(key, awaited=request.awaited > 0)
-        if self.reuse is not None and key in self._saved:
-            self.reuse.finish(key, keep=self._saved.pop(key))
+    def drop(self, keys: Iterable[int]) -> None:
+        """Let go of what was evicted; unknown ones are fine."""
+        for key in keys:
+            self._held.pop(key, None)
 
-    def clear(self) -> None:
-        """Give the memory back; what is still wanted is made again."""
-        self._held.clear()
-        self._recent.clear()
-        self.columns = 0
+    def finish(self, key: int) -> None:
+        """No question about this document waits any more: what was saved of its reading is kept or
+        removed.
+        """
+        saved = self._saved.pop(key, None)
+        if self._reuse is not None and saved is not None:
+            self._reuse.finish(saved[0], keep=saved[1])
 
-    def _let_go(self, key: _Ids, *, awaited: bool) -> None:
-        prefix = self._held.pop(key, None)
-        if prefix is None:
-            return
-        self.columns -= prefix.tokens
-        if awaited:
-            self._recent[key] = prefix
-        while sum(map(len, self._recent)) > self._recent_tokens:
-            self._recent.popitem(last=False)
+    def wants(self, request: Request) -> bool:
+        """Whether the request's document may be in the KV store, or belongs there."""
+        return self._reuse is not None and self._reuse.is_wanted(request.document_tokens)
+
+    def count_shared(self, tokens: int) -> None:
+        """A question found so many tokens in memory, where another had put them."""
+        if self._reuse is not None:
+            speed = self._reuse.session.prefill_tokens_per_second
+            self._reuse.session.tally.shared += 1
+            self._reuse.session.tally.saved_seconds += tokens / speed if speed else 0.0
 
     def read_tokens(self) -> int:
         """Tokens computed since the last call."""
@@ -90,83 +75,70 @@ class PrefixCache:
 
     # ── making it ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def beginning(self, request: Request, base: Prefix | None) -> Prefix | None:
-        """The prompt up to the end of its document, where that is there or worth a pass of its own; ``base``
-        is a beginning of it.
-        """
-        if request.document_end < _LEAST_SHARED_TOKENS:
-            return None
-        key = document_of(request)
-        prefix = self._held.get(key) or self._recent.pop(key, None)
-        if prefix is not None:
-            self._count_shared(key)
-        elif self._is_looked_for(request):
-            prefix = self._made(request, key, base)
-        if prefix is not None and key not in self._held:
-            self._held[key] = prefix
-            self.columns += prefix.tokens
-        return prefix
-
-    def instructions(self, ids: _Ids) -> Prefix:
+    def read_prefix(self, key: int, ids: _Ids) -> None:
         """The shared beginning of a task's prompts, loaded or computed, and kept for the next start."""
-        found = self._loaded(ids) if self.reuse is not None and len(ids) >= LEAST_TOKENS else None
+        found = self._loaded(ids) if self._reuse is not None and len(ids) >= LEAST_TOKENS else None
         prefix = found[0] if found else None
         before = prefix.tokens if prefix else 0
         started = time.perf_counter()
         prefix = self._continued(prefix, ids, None)
-        if self.reuse is not None and before < len(ids) and len(ids) >= LEAST_TOKENS:
-            self.reuse.put("prefix", ids, time.perf_counter() - started, _ranges(prefix, 0))
-        return prefix
+        if self._reuse is not None and before < len(ids) and len(ids) >= LEAST_TOKENS:
+            self._reuse.put("prefix", ids, time.perf_counter() - started, _ranges(prefix, 0))
+        self._held[key] = prefix
 
-    def _is_looked_for(self, request: Request) -> bool:
-        return self._expected[document_of(request)] > 1 or (
-            self.reuse is not None and self.reuse.is_wanted(request.document_tokens)
-        )
-
-    def _made(self, request: Request, key: _Ids, base: Prefix | None) -> Prefix | None:
-        """Loaded, or computed if somebody else will want it; None where the question may as well be read in
-        one go.
+    def read_document(self, key: int, request: Request, base: int | None, others: int) -> bool:
+        """The prompt up to the end of its document, where ``others`` that wait want it, too, or the KV store
+        has or wants it; ``base`` is the key of a beginning that is in memory. False: the question may as well
+        be read in one go.
         """
-        here = self._expected[key] - 1
-        if self.reuse is None or not self.reuse.is_wanted(request.document_tokens):
-            return self._continued(base, key, None) if here > 0 else None
-        found = self._loaded(key)
-        prefix, resumed = found or (None, False)
-        keep = self.reuse.keeps(len(key), len(key) * self._plan.kv_bytes_per_token, request.awaited - here)
-        long = self.reuse.session.is_long(len(key))
+        begun = None if base is None else self._held[base]
+        ids = document_of(request)
+        if self.wants(request):
+            prefix = self._with_store(key, request, begun, others)
+        else:
+            prefix = self._continued(begun, ids, None) if others > 0 else None
+        if prefix is not None:
+            self._held[key] = prefix
+        return prefix is not None
+
+    def _with_store(self, key: int, request: Request, base: Prefix | None, others: int) -> Prefix | None:
+        assert self._reuse is not None
+        ids = document_of(request)
+        prefix, resumed = self._loaded(ids) or (None, False)
+        keep = self._reuse.keeps(len(ids), len(ids) * self._plan.kv_bytes_per_token, request.awaited - others)
+        long = self._reuse.session.is_long(len(ids))
         if resumed:
-            self._saved[key] = keep
-        if prefix is None and not (here > 0 or keep or long):
+            self._saved[key] = ids, keep
+        if prefix is None and not (others > 0 or keep or long):
             return None
         saving = (
-            PrefillCheckpoints(self.reuse, key, prefix.tokens if prefix and resumed else 0)
+            PrefillCheckpoints(self._reuse, ids, prefix.tokens if prefix and resumed else 0)
             if long or resumed
             else None
         )
-        return self._computed(
-            key, prefix or base, keep=keep and (prefix is None or prefix.tokens < len(key)), saving=saving
-        )
+        keep = keep and (prefix is None or prefix.tokens < len(ids))
+        return self._computed(key, ids, prefix or base, keep=keep, saving=saving)
 
     def _computed(
-        self, key: _Ids, start: Prefix | None, *, keep: bool, saving: PrefillCheckpoints | None
+        self, key: int, ids: _Ids, start: Prefix | None, *, keep: bool, saving: PrefillCheckpoints | None
     ) -> Prefix:
-        """``key`` read from where ``start`` ends, and put on the KV store if it is to be kept."""
-        assert self.reuse is not None
+        """``ids`` read from where ``start`` ends, and put on the KV store if it is to be kept."""
+        assert self._reuse is not None
         session, begun, started = (
-            self.reuse.session,
+            self._reuse.session,
             start.tokens if start is not None else 0,
             time.perf_counter(),
         )
-        prefix = self._continued(start, key, saving)
+        prefix = self._continued(start, ids, saving)
         if prefix.tokens > begun:
             session.computed(prefix.tokens - begun, time.perf_counter() - started)
         speed = session.prefill_tokens_per_second
         seconds = prefix.tokens / speed if speed else time.perf_counter() - started
         if saving is not None and saving.used:
             saving.save(prefix.tokens, seconds, lambda begin: (_ranges(prefix, begin), {}))
-            self._saved[key] = self._saved.get(key, False) or keep
+            self._saved[key] = ids, self._saved.get(key, (ids, False))[1] or keep
         elif keep:
-            self.reuse.put("document", key, seconds, _ranges(prefix, 0))
+            self._reuse.put("document", ids, seconds, _ranges(prefix, 0))
         return prefix
 
     def _continued(self, start: Prefix | None, ids: _Ids, saving: PrefillCheckpoints | None) -> Prefix:
@@ -178,7 +150,7 @@ class PrefixCache:
             # same then, too.
             end = min(len(ids), (prefix.tokens // chunk_tokens + 1) * chunk_tokens)
             self._read_tokens += end - prefix.tokens
-            self._packed.extend(prefix, ids[prefix.tokens : end])
+            self._runner.extend(prefix, ids[prefix.tokens : end])
             self.pulse()
             if saving is not None and end < len(ids) and saving.is_due():
                 saving.save(end, time.perf_counter() - started, lambda begin: (_ranges(prefix, begin), {}))
@@ -186,15 +158,9 @@ class PrefixCache:
 
     def _loaded(self, ids: _Ids) -> tuple[Prefix, bool] | None:
         """What the KV store has of ``ids``, and whether it is a checkpoint."""
-        assert self.reuse is not None
-        found = self.reuse.find(ids)
-        return None if found is None else (_prefix_of(found[0], self._packed.device), found[1])
-
-    def _count_shared(self, key: _Ids) -> None:
-        if self.reuse is not None:
-            speed = self.reuse.session.prefill_tokens_per_second
-            self.reuse.session.tally.shared += 1
-            self.reuse.session.tally.saved_seconds += len(key) / speed if speed else 0.0
+        assert self._reuse is not None
+        found = self._reuse.find(ids)
+        return None if found is None else (_prefix_of(found[0], self._runner.device), found[1])
 
 
 def _ranges(prefix: Prefix, begin: int) -> dict[str, torch.Tensor]:

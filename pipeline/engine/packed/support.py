@@ -10,7 +10,9 @@ import torch
 
 from pipeline.engine.model.forward import attention_as, input_device
 from pipeline.engine.packed.attention import IMPLEMENTATION
-from pipeline.engine.packed.model_runner import Feed, PackedModelRunner, Row
+from pipeline.engine.packed.model_runner import Feed, PackedModelRunner
+from pipeline.engine.packed.page_pool import PagePool, Row
+from pipeline.engine.packed.sequence import pages_of
 from pipeline.engine.trial import VOCABULARY, Agreement, compared, reason_against, trial_tokens
 from pipeline.records import Plan
 
@@ -62,11 +64,11 @@ def _packed_and_plain(model: Any, vocabulary: int) -> Agreement:
             [model(torch.tensor([[*shared, *tail]], device=device)).logits[0, -1].float() for tail in tails]
         )
     with torch.inference_mode(), attention_as(model, IMPLEMENTATION):
-        packed = PackedModelRunner(model, device)
+        packed, pool = PackedModelRunner(model, device), PagePool()
         prefix = packed.read_prefix(shared, 5)
         rows = [Row((), prefix) for _ in tails]
         for row in rows:
-            packed.place(row, 8)
+            pool.place(row, pages_of(8))
         packed.run([Feed(row, tail[:1], keep=True, logits=()) for row, tail in zip(rows, tails, strict=True)])
         found = packed.run(
             [

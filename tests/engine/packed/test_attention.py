@@ -9,6 +9,9 @@ import torch
 
 from pipeline.engine.packed import attention
 from pipeline.engine.packed.attention import _attend_plainly, _Joined, attend
+from pipeline.engine.packed.model_runner import Feed, PackedModelRunner
+from pipeline.engine.packed.page_pool import Row
+from tests.equivalence.families import prompts, tiny_model
 
 
 def states(rows: int, heads: int, tokens: int, width: int = 16, seed: int = 0) -> torch.Tensor:
@@ -58,3 +61,27 @@ def test_only_the_named_tokens_see_more() -> None:
     expected = part.clone()
     expected[:, :, some] = whole[:, :, some]
     torch.testing.assert_close(joined.output, expected, atol=2e-5, rtol=0)
+
+
+def test_two_models_know_nothing_of_each_others_passes() -> None:
+    """While one model is in the middle of a pass, another runs one of its own."""
+    one, other = tiny_model("llama (GQA)"), tiny_model("llama (GQA)", seed=1)
+    ids = prompts((20, 30), seed=3)
+    runners = [PackedModelRunner(model, torch.device("cpu")) for model in (one, other)]
+    for model in (one, other):
+        model.set_attn_implementation(attention.IMPLEMENTATION)
+
+    def run(place: int) -> torch.Tensor:
+        with torch.inference_mode():
+            return runners[place].run(
+                [Feed(Row((), None), ids[place], keep=False, logits=(-1 + len(ids[place]),))]
+            )
+
+    expected = run(0), run(1)
+    inside: list[torch.Tensor] = []
+    hook = one.model.layers[1].register_forward_pre_hook(lambda *_: inside.append(run(1)))
+    found = run(0)
+    hook.remove()
+    torch.testing.assert_close(found, expected[0])
+    torch.testing.assert_close(inside[0], expected[1])
+    assert attention.current(one) is None

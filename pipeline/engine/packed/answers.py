@@ -1,0 +1,153 @@
+"""What a sequence's answer is made of: which tokens it feeds to the next pass, and what it takes from it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pipeline.engine.packed.label_trie import ROOT, LabelTrie, Search, SearchWorth
+from pipeline.engine.packed.model_runner import Feed
+from pipeline.engine.packed.page_pool import Row
+from pipeline.engine.packed.text_checkpoints import TextCheckpoints
+from pipeline.engine.sampling.hidden_state import packed
+from pipeline.engine.static.generate import Output
+from pipeline.records import Decode, Request, Score
+
+_Answer = Mapping[str, Any]
+
+
+class TextAnswer:
+    """A text, token by token. ``resumed`` are those that an earlier process decoded."""
+
+    wants_features = False
+
+    def __init__(
+        self, request: Request, ask: Decode, end_ids: Collection[int], checkpoints: TextCheckpoints
+    ) -> None:
+        self._request, self._checkpoints = request, checkpoints
+        self._output = Output(ask, end_ids)
+        self.resumed = checkpoints.begun(request, self._output)
+
+    def feed_last(self, row: Row, tokens: Sequence[int], *, keep: bool) -> Feed:
+        """The last stretch of the prompt."""
+        return Feed(row, tokens, keep, (len(tokens) - 1,))
+
+    def feed(self, row: Row) -> Feed:
+        """The token it decoded."""
+        return Feed(row, self._output.reply.token_ids[-1:], keep=True, logits=(0,))
+
+    def take_in(self, logits: torch.Tensor, greedy: int, _state: torch.Tensor | None) -> _Answer | None:
+        """The next token by ``logits`` (1, vocabulary), of which ``greedy`` is the likeliest; the text, once
+        it has ended.
+        """
+        output = self._output
+        output.push(greedy if output.sampler is None else output.sampler.choose(logits[0]))
+        self._checkpoints.grown(self._request, output)
+        if not output.ended:
+            return None
+        return {"token_ids": tuple(output.reply.token_ids), "finish_reason": output.reply.finish_reason}
+
+
+class LabelAnswer:
+    """The scores of labels: all of their tree with the prompt, or a search of it in rounds
+    (``searching``).
+    """
+
+    def __init__(self, ask: Score, tree: LabelTree, *, searching: bool) -> None:
+        self._tree = tree
+        self._wants_features, self._features = ask.features, b""
+        self._search = Search(tree.trie, ask.tolerance) if searching else None
+        self._asked = [] if searching else list(range(len(tree.trie.nodes)))
+
+    @property
+    def wants_features(self) -> bool:
+        """Whether the state at its prompt's last token is asked for and not seen yet."""
+        return self._wants_features and self._first
+
+    @property
+    def _first(self) -> bool:
+        return self._search is None or not self._search.known_root
+
+    def feed_last(self, row: Row, tokens: Sequence[int], *, keep: bool) -> Feed:
+        """The last stretch of the prompt, and the tree that rides along."""
+        last = len(tokens) - 1
+        if not self._asked:
+            return Feed(row, tokens, keep, (last,))
+        nodes = [last + 1 + offset for offset in range(len(self._asked))]
+        return Feed(row, tokens, keep, (last, *nodes), self._tree.trie, self._asked)
+
+    def feed(self, row: Row) -> Feed:
+        """The nodes that its search asks for, with their ancestors."""
+        trie = self._tree.trie
+        nodes = sorted({above for node in self._asked for above in trie.ancestors(node)})
+        wanted = [nodes.index(node) for node in self._asked]
+        return Feed(row, (), keep=False, logits=wanted, trie=trie, nodes=nodes)
+
+    def take_in(self, logits: torch.Tensor, _greedy: int, state: torch.Tensor | None) -> _Answer | None:
+        """Predictions (wanted, vocabulary), the prompt's first if it was just read, and ``state`` (hidden,)
+        at the first of them; the scores, once nothing more is needed.
+        """
+        if self.wants_features and state is not None:
+            self._features = packed(state)
+        nodes = [*([ROOT] if self._first else []), *self._asked]
+        scores = self._scores(self._predicted(nodes, logits))
+        return None if scores is None else {"scores": tuple(scores), "features": self._features}
+
+    def _predicted(self, nodes: Sequence[int], logits: torch.Tensor) -> dict[int, dict[int, float]]:
+        """By node and token, the log-probabilities that are targets."""
+        normalizers = logits.logsumexp(dim=-1)
+        predicted: dict[int, dict[int, float]] = {}
+        for offset, node in enumerate(nodes):
+            tokens = self._tree.trie.targets[node]
+            values = (logits[offset, tokens] - normalizers[offset]).tolist()
+            predicted[node] = dict(zip(tokens, values, strict=True))
+        return predicted
+
+    def _scores(self, predicted: Mapping[int, Mapping[int, float]]) -> list[float] | None:
+        if self._search is None:
+            self._tree.learn(predicted)
+            return self._tree.trie.scores(
+                {(node, token): value for node, found in predicted.items() for token, value in found.items()}
+            )
+        for node, found in predicted.items():
+            self._search.learn(node, found)
+        self._asked = self._search.wanted()
+        return None if self._asked else self._search.scores()
+
+
+@dataclass(slots=True)
+class LabelTree:
+    """The tree of a task's labels, and whether searching it pays; ``worth`` None: it is always computed."""
+
+    number: int
+    trie: LabelTrie
+    worth: SearchWorth | None
+
+    def learn(self, predicted: Mapping[int, Mapping[int, float]]) -> None:
+        """Take in a document whose tree was computed as a whole."""
+        if self.worth is not None:
+            self.worth.learn(predicted)
+
+
+class LabelTrees:
+    """The trees of all that was asked, made once each."""
+
+    def __init__(self) -> None:
+        self._trees: dict[tuple[tuple[tuple[int, ...], ...], float], LabelTree] = {}
+
+    def of(self, ask: Score) -> LabelTree:
+        """The tree of ``ask``."""
+        key = ask.continuations, ask.tolerance
+        if key not in self._trees:
+            trie = LabelTrie(ask.continuations)
+            worth = SearchWorth(trie, ask.tolerance) if ask.tolerance > 0 else None
+            self._trees[key] = LabelTree(len(self._trees), trie, worth)
+        return self._trees[key]
+
+    @property
+    def searched(self) -> set[int]:
+        """Numbers of the trees of which a search computes little."""
+        return {tree.number for tree in self._trees.values() if tree.worth is not None and tree.worth.pays}

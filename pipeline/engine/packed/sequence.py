@@ -1,0 +1,115 @@
+"""What the scheduler of packed passes is told and says: numbers, no tokens and no tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+PAGE_TOKENS = 32
+"""Tokens of one page of KV memory."""
+
+
+def pages_of(tokens: int) -> int:
+    """Pages that ``tokens`` fill."""
+    return -(-tokens // PAGE_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """A beginning of prompts that may be read once for several of them. Equal keys mean equal tokens."""
+
+    key: int
+    tokens: int
+
+    @property
+    def pages(self) -> int:
+        """What it holds when it is in memory."""
+        return pages_of(self.tokens)
+
+
+def tokens_of(beginning: Beginning | None) -> int:
+    """Its tokens; none of nothing."""
+    return 0 if beginning is None else beginning.tokens
+
+
+@dataclass(slots=True)
+class Sequence:
+    """A prompt of ``prompt_tokens``, behind which up to ``new_tokens`` are decoded, or labels are scored (0).
+
+    ``prefix`` is what all prompts of its task begin with, ``document`` goes on to the end of the document;
+    the prompt is longer than either. ``stored``: the document may be in, or is wanted by, the KV store.
+    ``awaited``: further questions about the document are still to come. Labels are the ``tree_tokens`` nodes
+    of tree number ``tree``; ``longest_label`` of them follow each other.
+
+    The scheduler fills in the rest. ``apart``: its document may be read before it, for others too; ``seen``
+    is what need not be read, ``unread`` tokens are still to be read, with the last of them ``riding`` nodes
+    of the label tree; ``pages`` are its own.
+    """
+
+    number: int
+    prompt_tokens: int
+    new_tokens: int = 0
+    prefix: Beginning | None = None
+    document: Beginning | None = None
+    stored: bool = False
+    awaited: bool = False
+    tree: int = 0
+    tree_tokens: int = 0
+    longest_label: int = 0
+    arrival: int = 0
+    apart: bool = True
+    seen: Beginning | None = None
+    unread: int = 0
+    riding: int = 0
+    pages: int = 0
+
+    @property
+    def decodes(self) -> bool:
+        """Whether it writes text; others are scored."""
+        return self.new_tokens > 0
+
+    @property
+    def beginnings(self) -> list[Beginning]:
+        """Its prefix and its document, as far as it has them."""
+        return [beginning for beginning in (self.prefix, self.document) if beginning is not None]
+
+    @property
+    def turn(self) -> tuple[int, int, int]:
+        """Longest first; questions about one document side by side, whatever their own lengths."""
+        if self.document is None:
+            return -(self.prompt_tokens + max(self.new_tokens, self.longest_label)), 0, self.number
+        return -self.document.tokens, self.document.key, self.number
+
+
+@dataclass(slots=True)
+class Budget:
+    """At most so many rows in the model, ``decoding_rows`` of them writing text; prompt tokens read in one
+    pass; pages of KV of all rows and documents together. The first of each may exceed what is left when it is
+    alone.
+    """
+
+    rows: int
+    tokens: int
+    pages: int
+    decoding_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """``admitted`` sequences run from now on. ``read``: this beginning, wanted by sequence ``reader``, is to
+    be in memory before more can be admitted.
+    """
+
+    admitted: tuple[int, ...] = ()
+    read: Beginning | None = None
+    reader: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """``prefill``: sequences that read their prompts, and how many tokens of them; ``decode``: those that
+    have read theirs.
+    """
+
+    prefill: Mapping[int, int]
+    decode: tuple[int, ...]

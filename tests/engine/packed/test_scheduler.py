@@ -1,0 +1,309 @@
+"""The scheduler alone, without a model: any arrivals, any failures, any order of things."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import pairwise
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from pipeline.engine.packed.scheduler import RIDING_NODES, Scheduler
+from pipeline.engine.packed.sequence import Beginning, Budget, Pass, Sequence, pages_of
+
+PATIENCE = 8
+PREFIXES = [None, Beginning(1, 20), Beginning(2, 60)]
+DOCUMENTS = [None, Beginning(11, 70), Beginning(12, 150), Beginning(13, 151), Beginning(14, 400)]
+
+
+def budget(rows: int = 4, tokens: int = 100, pages: int = 40, decoding_rows: int = 4) -> Budget:
+    return Budget(rows, tokens, pages, decoding_rows)
+
+
+@st.composite
+def sequences(draw: st.DrawFn, number: int) -> Sequence:
+    prefix, document = draw(st.sampled_from(PREFIXES)), draw(st.sampled_from(DOCUMENTS))
+    begun = max(beginning.tokens if beginning else 0 for beginning in (prefix, document))
+    sequence = Sequence(number, begun + draw(st.integers(1, 250)), prefix=prefix, document=document)
+    sequence.stored, sequence.awaited = draw(st.booleans()), draw(st.booleans())
+    if draw(st.booleans()):
+        sequence.new_tokens = draw(st.integers(1, 40))
+    else:
+        sequence.tree, sequence.tree_tokens = draw(st.integers(0, 1)), draw(st.integers(0, 150))
+    return sequence
+
+
+class Model:
+    """What an engine would do: keeps count of rounds left to each running sequence, and of what is in
+    memory.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.left: dict[int, int] = {}
+        self.memory: set[int] = set()
+        self.admitted: list[int] = []
+        self.passes: list[Pass] = []
+
+    def admit(self, held: bool = True) -> None:
+        for _ in range(1000):
+            admission = self.scheduler.admit()
+            for number in admission.admitted:
+                sequence = self.scheduler.sequence(number)
+                assert sequence.seen is None or sequence.seen.key in self.memory
+                self.left[number] = sequence.new_tokens or (3 if sequence.pages else 1)
+            self.admitted += admission.admitted
+            if admission.read is None:
+                break
+            assert admission.read.key not in self.memory
+            self.read(admission.reader, admission.read, held)
+        else:
+            raise AssertionError("admission has no end")
+        self.memory -= set(self.scheduler.cached.take_evicted())
+
+    def read(self, reader: int, beginning: Beginning, held: bool) -> None:
+        self.memory -= set(self.scheduler.cached.take_evicted())
+        held = held or beginning == self.scheduler.sequence(reader).prefix
+        if held:
+            self.memory.add(beginning.key)
+        self.scheduler.has_read(reader, beginning, held=held, computed_tokens=beginning.tokens * held)
+
+    def run(self) -> list[int]:
+        """One pass; who finished by it."""
+        planned = self.scheduler.schedule()
+        self.passes.append(planned)
+        done = list(planned.decode)
+        for number, tokens in planned.prefill.items():
+            self.scheduler.advance(number, tokens)
+            done += [] if self.scheduler.sequence(number).unread else [number]
+        for number in done:
+            self.left[number] -= 1
+        return [number for number in done if not self.left[number]]
+
+    def leave(self, number: int) -> None:
+        self.scheduler.forget(number)
+        self.left.pop(number, None)
+        self.memory -= set(self.scheduler.cached.take_evicted())
+
+    def step(self, held: bool = True) -> list[int]:
+        self.admit(held)
+        finished = self.run()
+        for number in finished:
+            self.leave(number)
+        return finished
+
+
+class Passes(RuleBasedStateMachine):
+    """Arrivals, passes, releases and failures at any point, against what must always hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Model(Scheduler(budget(), patience=PATIENCE))
+        self.here: dict[int, Sequence] = {}
+        self.left: list[int] = []
+        self.number = 0
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self.model.scheduler
+
+    def go(self, number: int) -> None:
+        del self.here[number]  # KeyError: it left twice
+        self.left.append(number)
+
+    @rule(data=st.data())
+    def arrive(self, data: st.DataObject) -> None:
+        self.number += 1
+        self.here[self.number] = sequence = data.draw(sequences(self.number))
+        self.scheduler.add(sequence)
+
+    @rule(held=st.booleans())
+    def one_pass(self, held: bool) -> None:
+        for number in self.model.step(held):
+            self.go(number)
+
+    @precondition(lambda self: self.here)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(self.here)))
+        self.model.leave(number)
+        self.go(number)
+
+    @rule(where=st.sampled_from(["before", "while reading", "admitted", "scheduled"]), memory=st.booleans())
+    def fail(self, where: str, memory: bool) -> None:
+        """Something raises at that point: all that runs is handed on, or the one whose turn it is."""
+        running = set(self.scheduler.running)
+        if where == "while reading":
+            running |= set(self.scheduler.admit().admitted)
+        elif where != "before":
+            self.model.admit()
+            running = set(self.scheduler.running)
+        if where == "scheduled":
+            self.scheduler.schedule()
+        given_up = self.scheduler.give_up()
+        assert set(given_up) == running or (not running and len(given_up) == min(1, len(self.here)))
+        for number in given_up:
+            self.model.leave(number)
+            self.go(number)
+        self.model.memory -= set(self.scheduler.cached.take_evicted())
+        if memory:
+            self.scheduler.shrink(len(running), 10)
+        assert (self.scheduler.pages, self.model.memory) == (0, set())
+
+    @rule(tree=st.integers(0, 1), rows=st.integers(1, 4))
+    def learn(self, tree: int, rows: int) -> None:
+        self.scheduler.searched.add(tree)
+        self.scheduler.budget.decoding_rows = rows
+
+    @invariant()
+    def within_the_budget(self) -> None:
+        running = [self.scheduler.sequence(number) for number in self.scheduler.running]
+        assert len(running) <= 4
+        assert (
+            sum(sequence.pages for sequence in running) == self.scheduler.pages - self.scheduler.cached.pages
+        )
+        if len(running) > 1:
+            assert self.scheduler.pages <= 40
+        for planned in self.model.passes[-1:]:
+            read = sum(planned.prefill.values())
+            assert read <= 100 or len(planned.prefill) == 1
+            assert not set(planned.prefill) & set(planned.decode)
+
+    @invariant()
+    def memory_is_what_the_scheduler_says(self) -> None:
+        assert self.model.memory == self.scheduler.cached.keys
+
+    @invariant()
+    def everything_is_somewhere(self) -> None:
+        assert len(self.left) == len(set(self.left))
+        assert set(self.here) | set(self.left) == set(range(1, self.number + 1))
+        assert self.scheduler.idle == (not self.here)
+        if not self.here:
+            assert self.scheduler.pages == 0
+
+    def teardown(self) -> None:
+        """Whatever was done to it, all that is left is answered, each within a bounded number of passes."""
+        most = 60 * (len(self.here) + 1)
+        for _ in range(most):
+            self.one_pass(True)
+            self.within_the_budget()
+            if not self.here:
+                break
+        assert not self.here
+        assert (self.scheduler.pages, self.scheduler.idle) == (0, True)
+        assert not self.scheduler.cached._users
+
+
+TestPasses = Passes.TestCase
+TestPasses.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def model_of(*given_: Sequence, **limits: Any) -> Model:
+    model = Model(Scheduler(budget(**limits), patience=PATIENCE))
+    for sequence in given_:
+        model.scheduler.add(sequence)
+    return model
+
+
+@given(st.lists(st.integers(1, 90), min_size=1, max_size=PATIENCE))
+def test_longest_first(lengths: list[int]) -> None:
+    model = model_of(*(Sequence(number, tokens) for number, tokens in enumerate(lengths)), rows=1)
+    while not model.scheduler.idle:
+        model.step()
+    assert all(lengths[one] >= lengths[two] for one, two in pairwise(model.admitted))
+
+
+@given(st.integers(1, 200))
+def test_nobody_waits_for_ever_behind_longer_ones(tokens: int) -> None:
+    """A longer sequence arrives before each pass: the short one has its turn all the same."""
+    model = model_of(Sequence(0, tokens, 5), rows=2)
+    for number in range(1, 200):
+        model.scheduler.add(Sequence(number, 300, 3))
+        if 0 in model.step():
+            break
+    assert 0 in model.admitted
+    assert model.admitted.index(0) <= PATIENCE
+
+
+def test_questions_about_one_document_are_side_by_side_and_it_is_read_once() -> None:
+    one, other = Beginning(11, 200), Beginning(12, 200)
+    model = model_of(
+        *(Sequence(number, 210 + 10 * number, document=(one, other)[number % 2]) for number in range(6))
+    )
+    reads = []
+    real = model.read
+    model.read = lambda *arguments: (reads.append(arguments[1].key), real(*arguments))[1]  # type: ignore[method-assign]
+    while not model.scheduler.idle:
+        model.step()
+    assert model.admitted == [0, 2, 4, 1, 3, 5]
+    assert reads == [11, 12]
+    assert not model.memory
+
+
+def test_a_document_that_further_questions_want_waits_for_them() -> None:
+    model = model_of(Sequence(1, 80, document=Beginning(11, 70), stored=True, awaited=True), pages=40)
+    model.step()
+    assert model.memory == {11}
+    assert model.scheduler.pages == 0
+    model.scheduler.add(Sequence(2, 85, document=Beginning(11, 70)))
+    model.step()
+    assert model.memory == set()
+
+
+def test_a_prefix_of_one_prompt_alone_is_not_read_apart() -> None:
+    model = model_of(Sequence(1, 80, prefix=PREFIXES[2]))
+    model.step()
+    assert model.memory == set()
+    model = model_of(Sequence(1, 80, prefix=PREFIXES[2]), Sequence(2, 80, prefix=PREFIXES[2]))
+    model.step()
+    assert model.memory == {2}
+
+
+def test_the_least_recently_used_prefix_goes() -> None:
+    model = model_of(pages=40)  # prefixes may take ten of them
+    for key in (1, 2, 1, 3):
+        for number in (10 * key, 10 * key + 1):
+            model.scheduler.add(Sequence(number, 200, prefix=Beginning(key, 150)))
+        while not model.scheduler.idle:
+            model.step()
+    assert model.memory == {1, 3}
+
+
+def test_a_prompt_that_is_kept_is_read_in_stretches_and_one_that_is_not_at_once() -> None:
+    model = model_of(Sequence(1, 250, 2), Sequence(2, 90), tokens=100, rows=2)
+    while not model.scheduler.idle:
+        model.step()
+    assert [planned.prefill for planned in model.passes[:4]] == [{1: 100}, {1: 100}, {1: 50}, {2: 90}]
+
+
+def test_large_trees_that_are_searched_keep_their_prompt() -> None:
+    model = model_of(Sequence(1, 50, tree=1, tree_tokens=RIDING_NODES + 1))
+    model.scheduler.searched = {1}
+    model.admit()
+    sequence = model.scheduler.sequence(1)
+    assert (sequence.riding, sequence.pages) == (0, pages_of(50))
+    model = model_of(Sequence(1, 50, tree=1, tree_tokens=RIDING_NODES))
+    model.scheduler.searched = {1}
+    model.admit()
+    sequence = model.scheduler.sequence(1)
+    assert (sequence.riding, sequence.pages) == (RIDING_NODES, 0)
+
+
+def test_out_of_memory_halves_what_runs_together() -> None:
+    model = model_of(*(Sequence(number, 20, 50) for number in range(8)), pages=100)
+    model.step()
+    assert len(model.scheduler.running) == 4
+    for number in model.scheduler.give_up():
+        model.leave(number)
+    model.scheduler.shrink(4, 10)
+    model.step()
+    assert len(model.scheduler.running) == 2
+    assert model.scheduler.budget.pages == 50
+
+
+def test_it_needs_no_torch() -> None:
+    code = "import sys, pipeline.engine.packed.scheduler; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
