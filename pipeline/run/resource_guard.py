@@ -16,6 +16,7 @@ from typing import Literal
 
 from pipeline.errors import StoppedEarly
 from pipeline.system.hardware import reclaimable_ram_bytes
+from pipeline.system.units import amount
 
 Activity = Literal["nothing", "loading", "idle", "computing"]
 """What the workers do: there is none, one is on its way to a loaded model, all wait for requests, one
@@ -59,9 +60,9 @@ class ResourceGuard:
         free = shutil.disk_usage(self._folder).free if self._disk_floor_bytes else 0
         if free < self._disk_floor_bytes:
             raise StoppedEarly(
-                f"{_size(free)} are free on the disk that holds {self._folder}, less than "
+                f"{amount(free)} are free on the disk that holds {self._folder}, less than "
                 f"run.keep_free_disk = "
-                f"{_size(self._disk_floor_bytes)}; free some space and run the same command again"
+                f"{amount(self._disk_floor_bytes)}; free some space and run the same command again"
             )
 
     def _check_memory(self, activity: Activity) -> str | None:
@@ -69,8 +70,8 @@ class ResourceGuard:
         if free >= self._memory_floor_bytes:
             return None
         short = (
-            f"{_size(free)} of memory are free, less than run.keep_free_memory = "
-            f"{_size(self._memory_floor_bytes)}"
+            f"{amount(free)} of memory are free, less than run.keep_free_memory = "
+            f"{amount(self._memory_floor_bytes)}"
         )
         if activity == "computing":
             self._next_look = float("-inf")  # whether that helped is looked at before another model is loaded
@@ -81,7 +82,3 @@ class ResourceGuard:
         raise StoppedEarly(
             f"{short}, {beside}; close other programs or use a smaller model, and run the same command again"
         )
-
-
-def _size(amount: int) -> str:
-    return f"{amount / 2**20:,.1f} MiB"

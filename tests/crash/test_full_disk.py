@@ -112,7 +112,7 @@ def test_the_floor_stops_the_run_while_there_is_room_to_close_it(
 ) -> None:
     night = a_night(tmp_path, keep_free_disk="3MiB")
     with small_disk(tmp_path / "disk", "12m") as disk:
-        recorded = stopped(night, disk, 2 * 2**20, "less than run.keep_free_disk = 3.0 MiB")
+        recorded = stopped(night, disk, 2 * 2**20, "less than run.keep_free_disk = 3 MiB")
         assert (directory_of(night) / "report.md").exists()
         check_readable(night, recorded)
         disk.enlarge("60m")

@@ -89,5 +89,5 @@ def test_the_worker_gives_its_memory_back_before_the_kernel_takes_it(tmp_path: P
     code, err = in_a_group(night, "run", str(night.config))
     assert code == 3, err
     log = (night.directory / "overnight.log").read_text()
-    assert "less than run.keep_free_memory = 200.0 MiB: the worker was stopped" in log
+    assert "less than run.keep_free_memory = 200 MiB: the worker was stopped" in log
     check(night, "out of memory" if "SIGKILL" in log else "less than run.keep_free_memory")

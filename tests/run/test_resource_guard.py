@@ -29,7 +29,7 @@ def test_a_worker_that_computes_gives_its_memory_back_first(tmp_path: Path) -> N
     short = watch(tmp_path, FLOOR - 1)
     why = short.check("computing")
     assert why is not None
-    assert why.startswith("1.0 MiB of memory are free, less than run.keep_free_memory = 1.0 MiB")
+    assert why.startswith("1,024 KiB of memory are free, less than run.keep_free_memory = 1 MiB")
     with pytest.raises(StoppedEarly, match="close other programs"):  # looked at again at once
         short.check("nothing")
 

@@ -51,14 +51,14 @@ class StaticEngine:
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        model: torch.nn.Module | Forward,
         plan: Plan,
         *,
         end_ids: Sequence[int],
         pad_id: int,
         kv_folder: Path | None = None,
     ) -> None:
-        self._forward = Forward(model)
+        self._forward = model if isinstance(model, Forward) else Forward(model)
         self._plan = plan
         self._end_ids = frozenset(end_ids)
         self._settings = PassLimits(

@@ -41,13 +41,13 @@ class StreamedEngine(StaticEngine):
         lane_rows: int | None = None,
         kv_folder: Path | None = None,
     ) -> None:
-        super().__init__(model, plan, end_ids=end_ids, pad_id=pad_id, kv_folder=kv_folder)
-        self._hooks, self._attention = hooks, attention
-        self._lane_rows = lane_rows or (plan.streaming.micro_batch_rows if plan.streaming else _LANE_ROWS)
         self._microbatches: MicrobatchScheduler[tuple[int, Sequence[Generation]]] = MicrobatchScheduler(
             hooks.weights.open, hooks.heads, self._pulse
         )
-        self._forward = MicrobatchForward(model, self._microbatches)
+        forward = MicrobatchForward(model, self._microbatches)
+        super().__init__(forward, plan, end_ids=end_ids, pad_id=pad_id, kv_folder=kv_folder)
+        self._hooks, self._attention = hooks, attention
+        self._lane_rows = lane_rows or (plan.streaming.micro_batch_rows if plan.streaming else _LANE_ROWS)
         self._taken: dict[int, int] = {}  # tokens of each micro-batch's batch, by the first of its requests
 
     @property
@@ -64,17 +64,13 @@ class StreamedEngine(StaticEngine):
         # The mode is the thread's: a micro-batch that ends puts back what was before it, which must be what
         # the others need.
         with torch.inference_mode(), attention_as(self._forward.model, self._attention):
-            self._hooks.microbatches = self._microbatches
             try:
-                self._fill()
-                return [
-                    generation for ended in self._microbatches.run() for generation in self._taken_out(*ended)
-                ]
+                with self._hooks.waiting_for(self._microbatches):
+                    self._fill()
+                    return [done for ended in self._microbatches.run() for done in self._taken_out(*ended)]
             except BaseException:
                 self._microbatches.stop()
                 raise
-            finally:
-                self._hooks.microbatches = None
 
     def _pulse(self) -> None:
         if self.listener is not None:

@@ -8,11 +8,13 @@ Products in 4 bits are plain products here: their weights come dequantized, once
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from pipeline.config import ModelConfig
 from pipeline.engine.model.library_logging import import_bitsandbytes
@@ -73,22 +75,24 @@ def build_skeleton(config: ModelConfig, location: Location, dtype: str) -> MetaM
 
 @contextlib.contextmanager
 def parameters_on_meta() -> Iterator[None]:
-    """Inside, parameters are moved to the meta device as soon as a module has them; memory that nobody
-    touches is never taken.
+    """Inside, parameters of modules that this thread builds are moved to the meta device as soon as a module
+    has them; memory that nobody touches is never taken.
     """
-    register = torch.nn.Module.register_parameter
+    builder = threading.get_ident()
 
-    def on_meta(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter | None) -> None:
-        register(module, name, parameter)
-        kept = module._parameters.get(name)  # noqa: SLF001  # assigning would register again
-        if kept is not None and kept.device.type != "meta":
-            module._parameters[name] = torch.nn.Parameter(kept.to("meta"), requires_grad=False)  # noqa: SLF001
+    def on_meta(
+        _: torch.nn.Module, __: str, parameter: torch.nn.Parameter | None
+    ) -> torch.nn.Parameter | None:
+        if parameter is None or parameter.device.type == "meta" or threading.get_ident() != builder:
+            return None  # it stays as it is
+        return torch.nn.Parameter(parameter.to("meta"), requires_grad=False)
 
-    torch.nn.Module.register_parameter = on_meta  # type: ignore[assignment, method-assign]  # put back below
+    # the library's signature forgets that a hook may return another parameter
+    registration = register_module_parameter_registration_hook(on_meta)  # type: ignore[arg-type]
     try:
         yield
     finally:
-        torch.nn.Module.register_parameter = register  # type: ignore[method-assign]
+        registration.remove()
 
 
 def _layers_path(model: Any, name: str) -> str:

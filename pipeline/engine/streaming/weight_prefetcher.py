@@ -47,6 +47,7 @@ class WeightPrefetcher:
         self._kept: dict[int, _Tensors] = {}
         self._pending: dict[int, Future[_Arrival]] = {}
         self._empty: list[tuple[Any, str, Any]] = []
+        self._head_piece = torch.empty(0)  # of the part of the head that was opened last
         self._open: int | None = None
         self._last: int | None = None
         self._buffer: tuple[Buffer | None, Any] = None, None
