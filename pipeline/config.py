@@ -9,6 +9,7 @@ import operator
 import pkgutil
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -33,6 +34,44 @@ ByteSize = Annotated[int, BeforeValidator(parse_bytes)]
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """Marks a key that a section gained after such sections had been recorded: ``mood: Annotated[str,
+    Added("none")] = "none"``.
+
+    At ``before``, the value with which the program does what it did without the key, the key does not enter a
+    task's identity, so that run directories made without it go on.
+    """
+
+    before: Any
+
+
+def identity_of(section: BaseModel) -> dict[str, Any]:
+    """The keys of ``section`` as they enter a task's identity: all, but for those ``Added`` and at their old
+    behaviour. Plain values.
+    """
+    dumped = section.model_dump(mode="json")
+    fields = type(section).model_fields
+    return {
+        key: _plain(getattr(section, key), value)
+        for key, value in dumped.items()
+        if not any(
+            isinstance(mark, Added) and mark.before == getattr(section, key) for mark in fields[key].metadata
+        )
+    }
+
+
+def _plain(value: Any, dumped: Any) -> Any:
+    """``dumped``, with the sections in it as ``identity_of`` has them."""
+    if isinstance(value, BaseModel):
+        return identity_of(value)
+    if isinstance(value, list):
+        return [_plain(*pair) for pair in zip(value, dumped, strict=True)]
+    if isinstance(value, dict):
+        return dict(zip(dumped, map(_plain, value.values(), dumped.values()), strict=True))
+    return dumped
 
 
 class ModelConfig(_Section):

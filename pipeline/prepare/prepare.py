@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import Config, store_folder
+from pipeline.config import Config, identity_of, store_folder
 from pipeline.engine.interface import Backend, ModelFacts, PlanRequest
 from pipeline.engine.model.demo_model import cache_folder
 from pipeline.errors import CannotPlan, ConfigError, OvernightError
@@ -236,9 +236,7 @@ def shared_identity(
         "context_tokens": context_tokens,
         "layout": resolved["layout"],
         "date": resolved["date"],
-        "sampling": None
-        if config.generation.sampling is None
-        else config.generation.sampling.model_dump(mode="json"),
+        "sampling": None if config.generation.sampling is None else identity_of(config.generation.sampling),
         "prompt_format": PROMPT_FORMAT,
     }
 

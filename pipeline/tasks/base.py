@@ -13,6 +13,7 @@ import jinja2
 from jinja2 import meta
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from pipeline.config import identity_of
 from pipeline.errors import ConfigError, DocumentFailed
 from pipeline.prompts import FrameBuilder, Part, Tokenizer, count_tokens, split
 from pipeline.records import Answer, Decode, Document, Generation, Sampling, Step, TaskJob, digest
@@ -211,4 +212,4 @@ def definition(task: Any) -> dict[str, Any]:
     """The task's configuration as it enters its identity; the name is the user's own and changes no
     answer.
     """
-    return {key: value for key, value in task.model_dump(mode="json").items() if key != "name"}
+    return {key: value for key, value in identity_of(task).items() if key != "name"}
