@@ -25,6 +25,12 @@ _TEXTS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bench keeps what it measured."""
+    monkeypatch.setenv("OVERNIGHT_CACHE", str(tmp_path / "cache"))
+
+
 def _config(model: Path, tmp_path: Path, *tasks: dict[str, Any]) -> Config:
     path = tmp_path / "documents.jsonl"
     path.write_text(

@@ -27,7 +27,6 @@ from pipeline.stores.ledger.inventory import Inventory
 from pipeline.stores.ledger.queries import ViewRow
 from pipeline.stores.ledger.reader import RUNNER_DIED, LedgerReader, disk_refuses, stopped_by
 from pipeline.stores.ledger.schema import (
-    FORMAT,
     attempts,
     connect,
     features,
@@ -42,6 +41,14 @@ from pipeline.stores.ledger.schema import (
     work,
 )
 from pipeline.stores.ledger.task_diff import describe_change
+from pipeline.stores.ledger.upgrades import (
+    check_format,
+    missing_tables,
+    newest_format,
+    recorded_format,
+    stand_in,
+    upgrade,
+)
 from pipeline.system.atomic_write import failing_disk_stops
 
 RecordedReply = tuple[WorkId, Step, Generation]
@@ -437,26 +444,29 @@ class Ledger(LedgerReader):
             raise
 
     def _check_format(self, path: Path, *, write: bool) -> None:
-        """Make the tables in a new file; change nothing in one that is not ours."""
+        """Make the tables in a new file, and those that an older one lacks; change nothing in one that is not
+        ours.
+        """
         names = set(sa.inspect(self._engine).get_table_names())
         if not names and write:
             with self._writing() as connection:
                 metadata.create_all(connection)
-                connection.execute(insert(meta).values(name="format", value=FORMAT).on_conflict_do_nothing())
+                connection.execute(
+                    insert(meta).values(name="format", value=newest_format()).on_conflict_do_nothing()
+                )
         elif "meta" not in names or "work" not in names:
             raise LedgerError(f"{path} is a database, but not a ledger of ours; choose another run.directory")
-        with self._reading() as connection:
-            found = connection.execute(
-                sa.select(meta.c.value).where(meta.c.name == "format")
-            ).scalar_one_or_none()
-        if found != FORMAT:
-            raise LedgerError(
-                f"{path} has format {found}, this version reads {FORMAT}; use the version that wrote it"
-            )
+        found = check_format(path, recorded_format(self._engine))
         if write:
             use_write_ahead_log(self._engine)
-            with self._writing() as connection:
-                metadata.create_all(connection)  # tables that a ledger of an earlier version lacks
+        missing = missing_tables(self._engine)
+        if found == newest_format() and not missing:
+            return
+        if not write:
+            stand_in(self._engine, path, found, missing)
+            return
+        with self._writing() as connection:
+            upgrade(connection, path)
 
     def _load_tasks(self) -> None:
         with self._reading() as connection:

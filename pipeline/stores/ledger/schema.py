@@ -30,9 +30,6 @@ from sqlalchemy import (
 from sqlalchemy import Text as SqlText
 from sqlalchemy.exc import OperationalError
 
-FORMAT = 1
-"""Version of the layout below. A newer one is refused; an older one will be migrated when there is one."""
-
 metadata = MetaData()
 
 
