@@ -7,7 +7,6 @@ configuration says, and what cannot be calibrated is a sentence in the report, n
 
 from __future__ import annotations
 
-import logging
 import math
 from array import array
 from collections import Counter
@@ -18,7 +17,6 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from pipeline.config import Config
 from pipeline.errors import OvernightError, UsageError
 from pipeline.quality.abstain import Threshold, choose_threshold
 from pipeline.quality.calibration import Calibration, calibrate, too_small
@@ -31,8 +29,6 @@ from pipeline.results.label_view import View, certainty, is_multi, labels_of, sh
 from pipeline.stores.ledger.ledger import Ledger
 from pipeline.stores.ledger.queries import TaskRow
 from pipeline.tasks.label.section import LabelTask
-
-_log = logging.getLogger(__name__)
 
 Method = Literal["auto", "none", "batch", "self_training", "gold"]
 _METHODS = ("auto", "none", "batch", "self_training", "gold")
@@ -143,38 +139,20 @@ def calibrate_run(
 # ── after a run ─────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def check_configured(config: Config) -> None:
+def check_gold(task: LabelTask) -> None:
     """Before a run: the gold labels that its end will calibrate by can be read, and what that needs is
     installed. Raises UsageError.
     """
-    for task in config.tasks:
-        if isinstance(task, LabelTask) and _uses_gold(task):
-            assert task.gold is not None, "a task that uses gold labels names their file"
-            read_gold(task.gold, tuple(task.labels), multi=task.multi, label_field=task.label_field)
-            if task.examples_per_label is None or task.target_accuracy is not None:
-                extra("sklearn")
+    if not _uses_gold(task):
+        return
+    assert task.gold is not None, "a task that uses gold labels names their file"
+    read_gold(task.gold, tuple(task.labels), multi=task.multi, label_field=task.label_field)
+    if task.examples_per_label is None or task.target_accuracy is not None:
+        extra("sklearn")
 
 
-def calibrate_as_configured(ledger: Ledger, config: Config) -> dict[str, str]:
-    """After a run: its label tasks are calibrated as they ask for it. Returns, by task, a sentence about what
-    could not be.
-
-    Never raises: how answers are seen must not take away a night's report.
-    """
-    known = {task.job.name: task for task in ledger.tasks()}
-    told = {}
-    for task in config.tasks:
-        if not isinstance(task, LabelTask) or task.name not in known:
-            continue
-        try:
-            told[task.name] = _as_configured(ledger, known[task.name], task)
-        except Exception as error:  # noqa: BLE001  # see above
-            _log.exception("task %s could not be calibrated", task.name)
-            told[task.name] = f"not calibrated: {error}"
-    return {name: sentence for name, sentence in told.items() if sentence}
-
-
-def _as_configured(ledger: Ledger, row: TaskRow, task: LabelTask) -> str:
+def as_configured(ledger: Ledger, row: TaskRow, task: LabelTask) -> str:
+    """After a run: the view that the task asks for. A sentence about what could not be calibrated, or ""."""
     kept = ledger.views(task.name)
     if kept and kept[-1].facts.get("by") == "command" and view_of(kept[-1]).calibration.method == "gold":
         return f"view {kept[-1].number}, calibrated by gold labels with overnight calibrate, stays in force"

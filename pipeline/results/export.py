@@ -20,12 +20,14 @@ from typing import IO, TYPE_CHECKING, Any
 
 from pipeline.config import parse_config
 from pipeline.errors import OvernightError, UsageError
-from pipeline.results.label_view import View, latest_view, said, through
+from pipeline.results.views import said, through
 from pipeline.sources import source_files
 from pipeline.stores.ledger.ledger import Ledger
-from pipeline.stores.ledger.queries import ExportRow, TaskResult, TaskRow, answer_probability
+from pipeline.stores.ledger.queries import ExportRow, TaskResult, TaskRow
 from pipeline.system.atomic_write import replace_file
 from pipeline.system.escape import spreadsheet_text
+from pipeline.tasks.answers import ColumnType, View
+from pipeline.tasks.registry import answers_of, columns_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -70,13 +72,13 @@ def export(
 ) -> int:
     """Write every present input with the answers of the active tasks; returns the number of rows.
 
-    Labels are shown through their latest calibration, or that of the number ``view``; 0 is what the model
-    said itself. An existing file is replaced when its columns say that it is an earlier export, or with
+    Answers are shown through their latest view, or that of the number ``view``; 0 is what the model said
+    itself. An existing file is replaced when its columns say that it is an earlier export, or with
     ``force``; an input of the run never. Raises UsageError, StoppedEarly when the disk is full.
     """
     check_output(output, [*inputs, *_inputs(ledger)])
     tasks = ledger.tasks()
-    views = {task.job.name: found for task in tasks if (found := latest_view(ledger, task, view)) is not None}
+    views = {task.job.name: found for task in tasks if (found := _view(ledger, task, view)) is not None}
     columns = _columns(tasks, views)
     if output.exists() and not force and not _is_export(output, tasks):
         raise UsageError(
@@ -94,6 +96,10 @@ def export(
     except (PermissionError, FileExistsError, NotADirectoryError) as error:
         raise UsageError(f"cannot write {output}: {error.strerror}") from None
     return rows.count
+
+
+def _view(ledger: Ledger, task: TaskRow, number: int | None) -> View | None:
+    return answers_of(task.job.kind).view(ledger, task, number)
 
 
 def _inputs(ledger: Ledger) -> list[str]:
@@ -125,10 +131,9 @@ class _counted:  # noqa: N801  # used like a function: an iterable that remember
 
 def _group(task: TaskRow, *, viewed: bool) -> list[str]:
     """The columns of one task."""
-    endings = ["", "_status", "_error", "_finish_reason"] + (
-        ["_probability", "_probabilities"] if task.job.kind == "label" else []
-    )
-    return [task.job.name + ending for ending in [*endings, *(["_calibration"] if viewed else [])]]
+    further = [column.ending for column in columns_of(task.job.kind)]
+    endings = ["", "_status", "_error", "_finish_reason", *further, *(["_calibration"] if viewed else [])]
+    return [task.job.name + ending for ending in endings]
 
 
 def _columns(tasks: Sequence[TaskRow], views: Mapping[str, View]) -> list[str]:
@@ -159,18 +164,20 @@ def _record(row: ExportRow, tasks: Sequence[TaskRow], views: Mapping[str, View])
 
 
 def _cells(result: TaskResult, task: TaskRow) -> list[Any]:
-    cells = [_value(result.value), result.state, _text(result.error), _text(result.finish_reason)]
-    if task.job.kind == "label":
-        numbers = result.probabilities
-        known = (
-            None if numbers is None else {_text(name): _number(number) for name, number in numbers.items()}
-        )
-        cells += [answer_probability(result.value, numbers), known]
-    return cells
+    answers = answers_of(task.job.kind)
+    cells = [answers.answer(result), result.state, result.error, result.finish_reason]
+    return [_plain(cell) for cell in [*cells, *answers.cells(result)]]
 
 
-def _value(value: Any) -> Any:
-    return [_text(item) for item in value] if isinstance(value, list) else _text(value)
+def _plain(value: Any) -> Any:
+    """``value`` as every format can hold it."""
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {_text(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, bool | int):
+        return value
+    return _number(value) if isinstance(value, float) else _text(value)
 
 
 def _text(value: Any) -> str | None:
@@ -245,18 +252,17 @@ def _group_of(rows: Iterator[Row]) -> list[Row]:
 
 def _types(task: TaskRow, pa: Any) -> list[pa.DataType]:
     """Fixed by the task, so that a file of nulls has the same schema as a full one."""
-    definition = task.job.identity.get("task")
-    several = isinstance(definition, Mapping) and bool(definition.get("multi"))
-    answer = pa.list_(pa.string()) if several else pa.string()
-    return [
-        answer,
-        pa.string(),
-        pa.string(),
-        pa.string(),
-        pa.float64(),
-        pa.map_(pa.string(), pa.float64()),
-        pa.string(),
-    ]
+    found: dict[ColumnType, Any] = {
+        "text": pa.string(),
+        "texts": pa.list_(pa.string()),
+        "integer": pa.int64(),
+        "number": pa.float64(),
+        "yes or no": pa.bool_(),
+        "numbers by name": pa.map_(pa.string(), pa.float64()),
+    }
+    further = [found[column.type] for column in columns_of(task.job.kind)]
+    answer = found[answers_of(task.job.kind).answer_type(task)]
+    return [answer, *[pa.string()] * 3, *further, pa.string()]
 
 
 def _arrow(value: Any) -> Any:

@@ -8,9 +8,8 @@ reported or judged; earlier views stay, and number 0 is always what the model sa
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,9 +22,7 @@ from pipeline.quality.features import FEATURE_BYTES, unpacked
 from pipeline.quality.scores import Floats
 from pipeline.quality.several import SeveralCalibration, parse_calibration
 from pipeline.stores.ledger.ledger import Ledger
-from pipeline.stores.ledger.queries import ExportRow, TaskResult, TaskRow, ViewRow
-
-_BLOCK_ROWS = 1000
+from pipeline.stores.ledger.queries import TaskResult, TaskRow, ViewRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +55,16 @@ class View:
     def short(self) -> str:
         """For a cell of an export: number, method, and whether more documents may still change it."""
         return f"view {self.number}: {self.calibration.method}" + ("" if self.final else " (not final)")
+
+    def facts(self) -> dict[str, Any]:
+        """What a report says of it."""
+        return {
+            "number": self.number,
+            "method": self.calibration.method,
+            "sentence": self.sentence,
+            "final": self.final,
+            "threshold": self.threshold,
+        }
 
     def covers(self, result: TaskResult) -> bool:
         """Whether ``result`` has what this view is computed from; if not, what the model said itself is
@@ -131,39 +138,6 @@ def latest_view(ledger: Ledger, task: TaskRow, number: int | None = None) -> Vie
     return view_of(kept[number - 1])
 
 
-def through(rows: Iterable[ExportRow], views: Mapping[str, View]) -> Iterator[ExportRow]:
-    """``rows`` with the answers of the viewed tasks as their views show them."""
-    iterator = iter(rows)
-    while block := list(itertools.islice(iterator, _BLOCK_ROWS)):
-        shown = {name: apply_to(view, [row.results[name] for row in block]) for name, view in views.items()}
-        for place, row in enumerate(block):
-            yield replace(
-                row, results={**row.results, **{name: column[place] for name, column in shown.items()}}
-            )
-
-
-def said(rows: Iterable[ExportRow], tasks: Sequence[TaskRow]) -> Iterator[ExportRow]:
-    """``rows`` with what the model said itself also where it was abstained from when it was recorded."""
-    multi = {task.job.name: is_multi(task) for task in tasks if task.job.kind == "label"}
-    for row in rows:
-        changed = {
-            name: _said(row.results[name], multi=several)
-            for name, several in multi.items()
-            if _abstained(row.results[name])
-        }
-        yield replace(row, results={**row.results, **changed}) if changed else row
-
-
-def apply_to(view: View, results: Sequence[TaskResult]) -> list[TaskResult]:
-    """``results`` with those of done documents as the view shows them; the others stay."""
-    places = [place for place, result in enumerate(results) if view.covers(result)]
-    shown = list(results)
-    if places:
-        for place, result in zip(places, view.apply([results[place] for place in places]), strict=True):
-            shown[place] = result
-    return shown
-
-
 def labels_of(task: TaskRow) -> tuple[str, ...]:
     """The labels of a label task. Raises UsageError for other tasks."""
     if task.job.kind != "label":
@@ -203,15 +177,14 @@ def _of(result: TaskResult) -> Mapping[str, float]:
     return result.scores
 
 
-def _abstained(result: TaskResult) -> bool:
-    return result.state == "done" and result.value is None and bool(result.probabilities)
-
-
-def _said(result: TaskResult, *, multi: bool) -> TaskResult:
-    odds = {name: number for name, number in (result.probabilities or {}).items() if math.isfinite(number)}
+def said_of(task: TaskRow, result: TaskResult) -> TaskResult:
+    """``result`` with what the model said itself also where it was abstained from when it was recorded."""
+    if result.state != "done" or result.value is not None or not result.probabilities:
+        return result
+    odds = {name: number for name, number in result.probabilities.items() if math.isfinite(number)}
     value: Any = (
         [name for name, number in odds.items() if number >= 0.5]
-        if multi
+        if is_multi(task)
         else max(odds, key=odds.__getitem__, default=None)
     )
     return replace(result, value=value, finish_reason="stop")

@@ -29,8 +29,9 @@ from pipeline.quality.selection import (
 from pipeline.records import Document
 from pipeline.results.export import check_output
 from pipeline.results.gold import gold_ids, written_labels
-from pipeline.results.label_view import is_multi, labels_of, latest_view, shown_to_the_model, through, view_of
+from pipeline.results.label_view import is_multi, labels_of, latest_view, shown_to_the_model, view_of
 from pipeline.results.source_texts import documents_again, last_config
+from pipeline.results.views import through
 from pipeline.sources import read_source, source_files
 from pipeline.stores.ledger.ledger import Ledger
 from pipeline.stores.ledger.queries import TaskRow

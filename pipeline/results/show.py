@@ -14,12 +14,12 @@ from pipeline.errors import DocumentFailed, UsageError
 from pipeline.prepare.prepare import prepare, resolve
 from pipeline.prompts import Tokenizer
 from pipeline.records import Decode, Document, Generation, Step
-from pipeline.results.label_view import latest_view
 from pipeline.sources import read_source
 from pipeline.stores.ledger.ledger import Ledger
-from pipeline.stores.ledger.queries import InputRow, TaskResult, TaskRow
+from pipeline.stores.ledger.queries import InputRow
 from pipeline.system.run_directory import LEDGER
 from pipeline.tasks import Task
+from pipeline.tasks.registry import answers_of, kinds
 
 
 def inspect(directory: Path, document_id: str) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def _told(
             continue
         key = row.work_key(task.job)
         story: dict[str, Any] = {"result": ledger.result(task.job.name, key)}
-        story |= _calibrated(ledger, known[task.job.name], key, story["result"])
+        story |= answers_of(task.job.kind).story(ledger, known[task.job.name], key, story["result"])
         if document is None:
             story["note"] = "the document is no longer in the source, so its prompts cannot be shown"
         else:
@@ -70,30 +70,6 @@ def _told(
             ]
         facts["tasks"][task.job.name] = story
     return facts
-
-
-def _calibrated(ledger: Ledger, task: TaskRow, key: str, result: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The answer as the view in force shows it, beside what the model said itself; nothing where there is no
-    view.
-    """
-    view = latest_view(ledger, task)
-    if view is None or result is None:
-        return {}
-    named = {name: result[name] for name in ("state", "value", "finish_reason", "probabilities", "scores")}
-    found = TaskResult(**named, features=ledger.features(task.job.name, key))
-    if not view.covers(found):
-        return {}
-    shown = view.apply([found])[0]
-    return {
-        "calibrated": {
-            "view": view.number,
-            "value": shown.value,
-            "finish_reason": shown.finish_reason,
-            "probabilities": shown.probabilities,
-            "threshold": view.threshold,
-            "sentence": view.sentence,
-        }
-    }
 
 
 def _replay(
@@ -153,7 +129,7 @@ def render(facts: Mapping[str, Any]) -> list[str]:
                 for key, value in (story["result"] or {"state": "pending"}).items()
                 if value is not None
             ]
-            lines += _calibrated_lines(story.get("calibrated"))
+            lines += [line for kind in kinds() for line in answers_of(kind).story_lines(story)]
             lines += [story["note"]] if "note" in story else []
             for step in story.get("steps", ()):
                 span = f", characters {step['span'][0]:,} to {step['span'][1]:,}" if step["span"] else ""
@@ -167,19 +143,3 @@ def render(facts: Mapping[str, Any]) -> list[str]:
                 ]
                 lines += [f"-> {step['reply']}"] if "reply" in step else []
     return lines
-
-
-def _calibrated_lines(shown: Mapping[str, Any] | None) -> list[str]:
-    """Raw numbers stand above, in the result; these are what exports show."""
-    if shown is None:
-        return []
-    odds = ", ".join(
-        f"{name} {number:.4f}"
-        for name, number in sorted(shown["probabilities"].items(), key=lambda pair: -pair[1])
-    )
-    answer = "(abstained)" if shown["value"] is None else shown["value"]
-    return [
-        f"as view {shown['view']} shows it: {answer}",
-        f"calibrated probabilities: {odds}",
-        f"view: {shown['sentence']}",
-    ]

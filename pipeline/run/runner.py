@@ -21,7 +21,7 @@ from pipeline.prepare.dry_run import DocumentSampler, longest_row
 from pipeline.prepare.predict import learn, predict
 from pipeline.prepare.prepare import Preparation, prepare, resolve
 from pipeline.records import Document, Progress, Reject
-from pipeline.results.calibrate import calibrate_as_configured, check_configured
+from pipeline.results.after_run import check_configured, settle_answers
 from pipeline.results.report import write_report
 from pipeline.run.in_doubt import InDoubt
 from pipeline.run.intake import BLOCK_DOCUMENTS, Intake, blocks, chosen_documents, read_in
@@ -268,7 +268,7 @@ class Night:
             self._session.end(exit_code, reason)
             self._session.annotate(**self._workers.facts)
             tell(self._observer, Progress("reporting"))
-            self._session.annotate(calibration=calibrate_as_configured(self._ledger, self._config))
+            self._session.annotate(calibration=settle_answers(self._ledger, self._config))
             write_report(self._ledger, self._directory.path)
             learn(self._config, prepared, self._directory.path / "report.json")
         except (StoppedEarly, OSError) as error:

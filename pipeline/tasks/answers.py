@@ -39,7 +39,10 @@ class Judge:
 class View(Protocol):
     """A way of seeing answers other than as the model gave them, kept in the ledger with a number."""
 
-    number: int
+    @property
+    def number(self) -> int:
+        """Counted from one."""
+        ...
 
     def short(self) -> str:
         """For a cell of an export."""
@@ -70,6 +73,8 @@ class Answers:
 
     judged_by: ClassVar[Wanted | None] = None
     """What ``evaluate`` must be called with; None: these answers cannot be judged."""
+    unsettled: ClassVar[str] = "not computed over all answers"
+    """How the report says that ``settle`` failed, before the reason."""
 
     # ── run ──
 
@@ -129,11 +134,11 @@ class Answers:
         key: str,  # noqa: ARG002  # as above
         result: Mapping[str, Any] | None,  # noqa: ARG002  # as above
     ) -> dict[str, Any]:
-        """What ``show`` adds to the recorded result of one document."""
+        """What ``show`` adds to the recorded result of one document, under names that no other kind uses."""
         return {}
 
     def story_lines(self, story: Mapping[str, Any]) -> list[str]:  # noqa: ARG002  # as above
-        """The same for people."""
+        """The same for people. ``story`` may be another kind's."""
         return []
 
     # ── evaluate ──

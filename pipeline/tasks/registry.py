@@ -18,7 +18,7 @@ from pipeline.errors import ConfigError
 from pipeline.tasks.answers import Answers, Column
 from pipeline.tasks.base import Setting, Task
 
-__all__ = ["Column", "TaskKind", "answers_of", "kind_of", "kinds", "registered"]
+__all__ = ["Column", "TaskKind", "answers_of", "columns_of", "kind_of", "kinds", "registered"]
 
 GROUP = "overnight.kinds"
 _OURS = {"summarize": "pipeline.tasks.summarize:KIND", "label": "pipeline.tasks.label:KIND"}
@@ -79,6 +79,12 @@ def answers_of(name: str) -> Answers:
         made: Answers = pkgutil.resolve_name(found.answers)()
         return made
     return found.answers
+
+
+def columns_of(name: str) -> tuple[Column, ...]:
+    """The kind's further columns; none of one that is not installed any more."""
+    found = kinds().get(name)
+    return () if found is None else found.columns
 
 
 @contextmanager

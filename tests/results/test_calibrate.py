@@ -14,7 +14,8 @@ import pytest
 
 from pipeline.config import parse_config
 from pipeline.errors import UsageError
-from pipeline.results.calibrate import calibrate_as_configured, calibrate_run, check_configured
+from pipeline.results.after_run import check_configured, settle_answers
+from pipeline.results.calibrate import calibrate_run
 from pipeline.results.label_view import View, latest_view
 from pipeline.results.report import build_report, render_markdown
 from pipeline.stores.ledger.ledger import Ledger
@@ -39,7 +40,7 @@ def _ended(
         }
     )
     with Ledger.open(folder / "run" / LEDGER, write=True) as ledger:
-        told = calibrate_as_configured(ledger, config)
+        told = settle_answers(ledger, config)
         ledger.annotate_run(1, calibration=told)
         row = next(row for row in ledger.tasks() if row.job.name == name)
         return latest_view(ledger, row), told.get(name, "")

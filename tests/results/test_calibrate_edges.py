@@ -16,11 +16,11 @@ from pipeline.errors import UsageError
 from pipeline.quality.calibration import calibrate
 from pipeline.quality.features import Features
 from pipeline.records import TaskJob
+from pipeline.results.after_run import settle_answers
 from pipeline.results.calibrate import (
     LEAST_BATCH,
     ViewOptions,
     _table,
-    calibrate_as_configured,
     calibrate_run,
 )
 from pipeline.results.evaluate import evaluate
@@ -107,7 +107,7 @@ def test_a_few_gold_labels_do_not_bring_the_mean_of_a_few_documents(tmp_path: Pa
         }
     )
     with _open(tmp_path) as ledger:
-        assert "31 documents are finished" in calibrate_as_configured(ledger, config)["topic"]
+        assert "31 documents are finished" in settle_answers(ledger, config)["topic"]
         view = calibrate_run(ledger, gold=few)["topic"]
     assert view.calibration.method == "none"
     assert "the gold set of 5 documents is too small" in view.sentence

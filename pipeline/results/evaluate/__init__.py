@@ -1,38 +1,19 @@
-"""``overnight evaluate``: a run's labels against gold labels, and its summaries against references; facts,
-tables, plots.
-
-No figure pretends: gold rows that the run does not hold, or that the model was shown as examples, are left
-out and counted; documents whose labels a calibration was fitted on are judged by its cross-validation, in
-which each one's answer comes from a fit without it.
+"""``overnight evaluate``: a run's answers against a file of true ones, or of texts that somebody has written;
+facts, tables, plots. How a kind's answers are judged, the kind says.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pipeline.errors import UsageError
-from pipeline.quality.scores import Floats, label_numbers
-from pipeline.results.evaluate.figures import Judged, JudgedSeveral
-from pipeline.results.evaluate.summaries import evaluate_summaries
-from pipeline.results.evaluate.table import counts
-from pipeline.results.gold import GoldLabel, read_gold
-from pipeline.results.label_view import (
-    View,
-    is_multi,
-    labels_of,
-    latest_view,
-    said,
-    shown_to_the_model,
-    through,
-)
 from pipeline.results.plots import draw, require_plots
 from pipeline.stores.ledger.ledger import Ledger
-from pipeline.stores.ledger.queries import ExportRow, TaskResult, TaskRow
+from pipeline.stores.ledger.queries import TaskRow
+from pipeline.tasks.answers import Judge, Wanted
+from pipeline.tasks.registry import answers_of, kinds
 
 
 def evaluate(
@@ -47,11 +28,11 @@ def evaluate(
     plots: Path | None = None,
     plot_format: str = "png",
 ) -> dict[str, Any]:
-    """Facts about every label task (``gold``) and summarize task (``references``), or those of ``names``;
+    """Facts about every task whose kind is judged by ``gold`` or by ``references``, or those of ``names``;
     ``plots`` is a folder.
 
-    ``view``: the number of the calibration to judge, 0 for the model's own labels; the latest otherwise.
-    Raises UsageError.
+    ``view``: the number of the view to judge, 0 for what the model said itself; the latest otherwise. Raises
+    UsageError.
     """
     if gold is None and references is None:
         raise UsageError(
@@ -60,179 +41,51 @@ def evaluate(
         )
     if plots is not None:
         require_plots(plot_format)
-    tasks = _chosen(ledger, names, {"label": gold is not None, "summarize": references is not None})
+    judges: dict[Wanted, Judge] = {}
+    if gold is not None:
+        judges["gold"] = Judge(gold, label_field, view)
+    if references is not None:
+        judges["references"] = Judge(references, reference_field, view)
     facts: dict[str, Any] = {}
-    for task in tasks:
-        if task.job.kind == "label":
-            assert gold is not None, "label tasks are chosen with gold labels only"
-            known = read_gold(gold, labels_of(task), multi=is_multi(task), label_field=label_field)
-            facts[task.job.name] = evaluate_labels(ledger, task, known, view)
-        else:
-            assert references is not None, "summarize tasks are chosen with references only"
-            facts[task.job.name] = evaluate_summaries(ledger, task, references, reference_field)
+    for task, judge in _chosen(ledger, names, judges):
+        facts[task.job.name] = answers_of(task.job.kind).evaluate(ledger, task, judge)
     written = [] if plots is None else draw(facts, plots, plot_format)
     return {"tasks": facts, "plots": [str(path) for path in written]}
 
 
-def evaluate_labels(
-    ledger: Ledger, task: TaskRow, gold: Mapping[str, GoldLabel], number: int | None = None
-) -> dict[str, Any]:
-    """Facts about one label task as its view ``number`` shows it. Raises UsageError when no gold document can
-    be judged.
-    """
-    labels = labels_of(task)
-    view = latest_view(ledger, task, number)
-    rows, left_out = _matched(ledger, task, gold, view)
-    checked = sum(view is not None and row.input.document_key in view.held_out for row in rows)
-    facts: dict[str, Any] = {
-        "kind": "label",
-        "labels": list(labels),
-        "multi": is_multi(task),
-        "view": view.number if view else 0,
-        "view_sentence": view.sentence if view else "",
-        "gold": len(gold),
-        "left_out": left_out,
-        "basis": "answers"
-        if not checked
-        else "cross-validation"
-        if checked == len(rows)
-        else "answers and cross-validation",
-        "cross_validated": checked,
-        "notes": _notes(view, rows, checked),
-    }
-    if not rows:
-        raise UsageError(
-            f"no gold label can be compared with task {task.job.name!r}: {counts(left_out)} of "
-            f"{len(gold):,} gold rows"
-        )
-    shown = (
-        through(rows, {task.job.name: view}) if view else said(rows, [task]) if number == 0 else iter(rows)
-    )
-    results = [_as_checked(view, row, row.results[task.job.name]) for row in shown]
-    probabilities = np.array(
-        [[(result.probabilities or {})[label] for label in labels] for result in results], dtype=np.float64
-    )
-    truth = [gold[row.input.id] for row in rows]
-    return facts | _judged(results, probabilities, truth, labels, multi=is_multi(task)).figures(labels)
-
-
-# ── which documents ─────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _chosen(ledger: Ledger, names: Sequence[str] | None, kinds: Mapping[str, bool]) -> list[TaskRow]:
+def _chosen(
+    ledger: Ledger, names: Sequence[str] | None, judges: Mapping[Wanted, Judge]
+) -> list[tuple[TaskRow, Judge]]:
     known = {task.job.name: task for task in ledger.tasks()}
     for name in names or ():
         if name not in known:
             raise UsageError(f"there is no task {name!r}; the run has {', '.join(known)}")
-        if not kinds[known[name].job.kind]:
-            needed = "--gold" if known[name].job.kind == "label" else "--references"
-            raise UsageError(
-                f"task {name!r} is of kind {known[name].job.kind}; to evaluate it, give {needed} FILE"
-            )
-    chosen = (
-        [known[name] for name in names]
-        if names
-        else [task for task in known.values() if kinds[task.job.kind]]
-    )
-    for kind, wanted, option in (
-        ("label", kinds["label"], "--gold"),
-        ("summarize", kinds["summarize"], "--references"),
-    ):
-        if wanted and not any(task.job.kind == kind for task in chosen):
-            raise UsageError(f"{option} was given, but no task of kind {kind} is to be evaluated")
+        _refuse_unjudged(known[name], judges)
+    asked = [known[name] for name in names] if names else list(known.values())
+    chosen = [(task, judge) for task in asked if (judge := _judge(task, judges)) is not None]
+    for by in judges:
+        if not any(judge is judges[by] for _, judge in chosen):
+            judged = " or ".join(name for name in kinds() if answers_of(name).judged_by == by)
+            raise UsageError(f"--{by} was given, but no task of kind {judged} is to be evaluated")
     return chosen
 
 
-def _matched(
-    ledger: Ledger, task: TaskRow, gold: Mapping[str, GoldLabel], view: View | None
-) -> tuple[list[ExportRow], dict[str, int]]:
-    """The finished documents that have a gold label and can be judged by it, and how many gold rows are left
-    out, by reason.
-    """
-    found: dict[str, dict[str, ExportRow]] = {}
-    for row in ledger.rows():
-        if row.input.id in gold:
-            found.setdefault(row.input.id, {}).setdefault(row.input.work_key(task.job), row)
-    shown = shown_to_the_model(task)
-    reasons: Counter[str] = Counter()
-    kept = []
-    for name in gold:
-        rows = list(found.get(name, {}).values())
-        reason = _reason(rows, task, view, shown_as_example=name in shown)
-        if reason:
-            reasons[reason] += 1
-        else:
-            kept.append(rows[0])
-    return kept, dict(reasons)
+def _judged_by(task: TaskRow) -> Wanted | None:
+    return answers_of(task.job.kind).judged_by
 
 
-def _reason(rows: Sequence[ExportRow], task: TaskRow, view: View | None, *, shown_as_example: bool) -> str:
-    if not rows:
-        return "not in the run"
-    if shown_as_example:
-        return "shown to the model as examples"
-    if len(rows) > 1:
-        return "id stands for several texts"
-    result, key = rows[0].results[task.job.name], rows[0].input.document_key
-    if result.state != "done" or not result.probabilities:
-        return f"without an answer ({result.state})"
-    unjudged = view is not None and key in view.fitted_on and key not in view.held_out
-    return "known to the calibration, whose cross-validation is not kept" if unjudged else ""
+def _judge(task: TaskRow, judges: Mapping[Wanted, Judge]) -> Judge | None:
+    by = _judged_by(task)
+    return None if by is None else judges.get(by)
 
 
-def _notes(view: View | None, rows: Sequence[ExportRow], checked: int) -> list[str]:
-    """What these figures must be read with."""
-    if view is None or not view.gold_labels:
-        return []
-    notes = [f"view {view.number} was made with {len(view.gold_labels):,} gold labels"]
-    if checked:
-        notes.append(
-            f"{checked:,} of the {len(rows):,} documents compared are among them: they are judged by "
-            f"cross-validation"
+def _refuse_unjudged(task: TaskRow, judges: Mapping[Wanted, Judge]) -> None:
+    by = _judged_by(task)
+    if by is None:
+        raise UsageError(
+            f"task {task.job.name!r} is of kind {task.job.kind}, whose answers cannot be evaluated"
         )
-    if view.threshold is not None and any(row.input.document_key in view.gold_labels for row in rows):
-        notes.append("where the threshold was chosen on these gold labels, the answered part looks too good")
-    return notes
-
-
-# ── their answers ───────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _as_checked(view: View | None, row: ExportRow, result: TaskResult) -> TaskResult:
-    """The document's answer; of one that the view was fitted on, what a fit without it gives."""
-    logs = None if view is None else view.held_out.get(row.input.document_key)
-    if view is None or logs is None:
-        return result
-    odds = np.exp(np.array(logs, dtype=np.float64))
-    value, gone = view.decide(odds)
-    return TaskResult(
-        result.state,
-        None if gone else value,
-        "abstained" if gone else "stop",
-        dict(zip(view.calibration.labels, odds.tolist(), strict=True)),
-    )
-
-
-def _judged(
-    results: Sequence[TaskResult],
-    probabilities: Floats,
-    truth: Sequence[GoldLabel],
-    labels: Sequence[str],
-    *,
-    multi: bool,
-) -> Judged | JudgedSeveral:
-    if not multi:
-        places = {label: place for place, label in enumerate(labels)}
-        predicted = [-1 if result.value is None else places[str(result.value)] for result in results]
-        return Judged(
-            label_numbers([str(label) for label in truth], labels),
-            probabilities,
-            np.array(predicted, dtype=np.int64),
+    if by not in judges:
+        raise UsageError(
+            f"task {task.job.name!r} is of kind {task.job.kind}; to evaluate it, give --{by} FILE"
         )
-    gold = np.array([[label in named for label in labels] for named in truth], dtype=np.bool_)
-    given = np.array(
-        [[label in (result.value or ()) for label in labels] for result in results], dtype=np.bool_
-    )
-    return JudgedSeveral(
-        gold, probabilities, given, np.array([result.value is not None for result in results], dtype=np.bool_)
-    )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
+
+from pipeline.tasks.registry import answers_of
 
 
 def render(facts: Mapping[str, Any]) -> list[str]:
@@ -14,43 +16,17 @@ def render(facts: Mapping[str, Any]) -> list[str]:
         lines += [
             f"{title.replace('_', ' '):<18}{_interval(value)}" for title, value in found["headline"].items()
         ]
-        lines += _table(found.get("per_label", ()))
+        lines += answers_of(found["kind"]).evaluation_table(found)
     return [*lines[1:], *(f"plot: {path}" for path in facts["plots"])]
 
 
 def _heading(found: Mapping[str, Any]) -> list[str]:
-    compared = f"{found['judged']:,} documents compared"
-    if "abstained" in found:
-        compared += f", {found['abstained']:,} of them abstained from; "
-        compared += (
-            f"they have {found['labels_per_document']:.2f} labels on average"
-            if found["multi"]
-            else f"the most frequent label has {found['majority_share']:.1%} of them"
-        )
     left = [f"left out: {counts(found['left_out'])}"] if found["left_out"] else []
-    view = [
-        f"view {found['view']}: {found['view_sentence']}"
-        if found["view"]
-        else "the model's own labels, uncalibrated"
-    ]
-    return [*(view if found["kind"] == "label" else []), compared, *left, *found["notes"]]
+    return [*answers_of(found["kind"]).evaluation_heading(found), *left, *found["notes"]]
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    if not rows:
-        return []
-    width = max(5, *(len(row["label"]) for row in rows))
-    lines = ["", f"{'label':<{width}}  {'gold':>6}  {'given':>6}  {'right':>6}  precision  recall     f1"]
-    for row in rows:
-        shares = f"{_share(row['precision']):>9}  {_share(row['recall']):>6}  {_share(row['f1']):>5}"
-        lines.append(
-            f"{row['label']:<{width}}  {row['gold']:>6,}  {row['predicted']:>6,}  {row['right']:>6,}  "
-            f"{shares}"
-        )
-    return lines
-
-
-def _share(value: float | None) -> str:
+def share(value: float | None) -> str:
+    """A share for a table."""
     return "-" if value is None else f"{value:.3f}"
 
 

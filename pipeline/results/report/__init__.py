@@ -15,14 +15,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.results.label_view import View, apply_to, latest_view
 from pipeline.results.report.evaluation import last_evaluation
 from pipeline.results.report.markdown import render_markdown
 from pipeline.results.report.plan_vs_actual import compared
 from pipeline.results.report.tasks import Reasons, TaskFacts
+from pipeline.results.views import apply_to
 from pipeline.stores.ledger.ledger import Ledger
 from pipeline.stores.ledger.queries import TaskResult, TaskRow
 from pipeline.system.atomic_write import replace_file
+from pipeline.tasks.answers import View
+from pipeline.tasks.registry import answers_of
 
 __all__ = ["build_report", "render_markdown", "write_report"]
 
@@ -47,11 +49,7 @@ def build_report(ledger: Ledger, directory: Path | None = None) -> dict[str, Any
         "read_completely": status.read_completely,
         "complete": status.complete,
     }
-    judged = next((run for run in reversed(runs) if run["facts"].get("calibration") is not None), None)
-    tasks = {
-        task.job.name: _task(ledger, task, status.tasks[task.job.name], _reason(ledger, task, judged))
-        for task in ledger.tasks()
-    }
+    tasks = {task.job.name: _task(ledger, task, status.tasks[task.job.name]) for task in ledger.tasks()}
     facts = {
         "format": 1,
         "inputs": inputs,
@@ -80,42 +78,13 @@ def write_report(ledger: Ledger, directory: Path) -> None:
             stream.write(json.dumps(reject).encode("ascii") + b"\n")
 
 
-def _reason(ledger: Ledger, task: TaskRow, run: Mapping[str, Any] | None) -> str | None:
-    """What ``run`` says about why the task's labels could not be calibrated; nothing once a person has
-    calibrated them since.
-    """
-    kept = ledger.views(task.job.name)
-    if run is None or (
-        kept and kept[-1].facts.get("by") == "command" and kept[-1].created_at > (run["ended_at"] or 0)
-    ):
-        return None
-    reason: str | None = run["facts"]["calibration"].get(task.job.name)
-    return reason
-
-
-def _task(ledger: Ledger, task: TaskRow, states: Mapping[str, int], reason: str | None) -> dict[str, Any]:
-    """Facts of one task, its labels as the view in force shows them; ``reason`` says why they could not be
-    calibrated.
-    """
-    view = latest_view(ledger, task)
+def _task(ledger: Ledger, task: TaskRow, states: Mapping[str, int]) -> dict[str, Any]:
+    """Facts of one task, its answers as the view in force shows them."""
+    answers = answers_of(task.job.kind)
+    view = answers.view(ledger, task, None)
     rows = ledger.results(task.job.name, scores=view is not None)
-    facts = (
-        TaskFacts(task, states, ledger.some_id).add_all(rows if view is None else _seen(view, rows)).facts()
-    )
-    if task.job.kind == "label":
-        facts["calibration_note"] = reason
-        facts["view"] = (
-            None
-            if view is None
-            else {
-                "number": view.number,
-                "method": view.calibration.method,
-                "sentence": view.sentence,
-                "final": view.final,
-                "threshold": view.threshold,
-            }
-        )
-    return facts
+    counted = TaskFacts(task, states, ledger.some_id).add_all(rows if view is None else _seen(view, rows))
+    return counted.facts() | answers.report_facts(ledger, task, view)
 
 
 def _seen(view: View, rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from pipeline.system.atomic_write import replace_file
 from pipeline.system.escape import escape
+from pipeline.tasks.registry import answers_of
 
 FORMAT = 1
 NAME = "evaluation.json"
@@ -75,7 +76,7 @@ def render_evaluation(kept: Mapping[str, Any] | None) -> list[str]:
             "| --- | --- | --- |",
         ]
         lines += [_figure(title, value) for title, value in found["headline"].items()]
-        lines += ["", *_labels(found.get("per_label") or ())]
+        lines += ["", *answers_of(found["kind"]).report_evaluation_table(found)]
     for path in kept["plots"]:
         shown = escape(Path(path).stem.replace("-", " "))
         lines += [f"![{shown}]({path})" if _links(path) else f"plot: {escape(path)}", ""]
@@ -83,15 +84,7 @@ def render_evaluation(kept: Mapping[str, Any] | None) -> list[str]:
 
 
 def _facts(found: Mapping[str, Any]) -> list[str]:
-    lines = [f"- {found['judged']:,} documents compared"]
-    if found.get("abstained"):
-        lines[0] += f", {found['abstained']:,} of them abstained from"
-    if found["kind"] == "label":
-        lines.append(
-            f"- view {found['view']}: {escape(found['view_sentence'], 2000)}"
-            if found["view"]
-            else "- the model's own labels"
-        )
+    lines = answers_of(found["kind"]).report_evaluation(found)
     if found["left_out"]:
         lines.append(
             "- left out: "
@@ -105,24 +98,6 @@ def _figure(title: str, value: Mapping[str, Any]) -> str:
         f"| {escape(title.replace('_', ' '))} | {value['value']:.3f} | {value['low']:.3f} to "
         f"{value['high']:.3f} |"
     )
-
-
-def _labels(rows: Any) -> list[str]:
-    if not rows:
-        return []
-    lines = [
-        "| label | gold | given | right | precision | recall | F1 |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for row in rows:
-        shares = " | ".join(
-            "" if row[name] is None else f"{row[name]:.3f}" for name in ("precision", "recall", "f1")
-        )
-        lines.append(
-            f"| {escape(row['label'])} | {row['gold']:,} | {row['predicted']:,} | {row['right']:,} | "
-            f"{shares} |"
-        )
-    return [*lines, ""]
 
 
 def _relative(path: str, directory: Path) -> str:

@@ -8,14 +8,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pipeline.results.report.evaluation import render_evaluation
+from pipeline.results.report.markdown_table import table
 from pipeline.system.escape import escape
 from pipeline.system.units import amount, duration
+from pipeline.tasks.registry import answers_of
 
 _LOOK = {
     "length": "cut off at max_output_tokens: worth a look",
     "repetition": "stopped because they repeated themselves: worth a look",
 }
-_BAR = 24
 
 
 def render_markdown(report: Mapping[str, Any]) -> str:
@@ -80,7 +81,8 @@ def _task(name: str, task: Mapping[str, Any]) -> list[str]:
             f"- **{task['tokens_dropped']:,} tokens of {task['documents_cut']:,} documents were left "
             f"out**, as truncate asks for"
         )
-    lines += _view(task)
+    answers = answers_of(task["kind"])
+    lines += answers.report_lines(task)
     lines += [
         f"- finish reason {escape(reason)}: {count:,}{_look(reason)}"
         for reason, count in task["finish_reasons"].items()
@@ -93,7 +95,7 @@ def _task(name: str, task: Mapping[str, Any]) -> list[str]:
     return [
         *lines,
         "",
-        *_labels(task.get("labels"), task.get("view")),
+        *answers.report_section(task),
         *_failures(task["failures"]),
         *_long(task["long_documents"]),
         *_slowest(task["slowest"]),
@@ -113,77 +115,14 @@ def _speed(task: Mapping[str, Any]) -> str:
     )
 
 
-# So many documents under one label are more likely a bias of the model than a fact about the documents.
-_MANY, _ONE_SIDED = 20, 0.9
-
-
 def _look(reason: str) -> str:
     return f" (**{_LOOK[reason]}**)" if reason in _LOOK else ""
-
-
-def _view(task: Mapping[str, Any]) -> list[str]:
-    """How labels are seen: the view in force, or why there is none."""
-    lines = []
-    view = task.get("view")
-    if view:
-        final = "" if view["final"] else " **Not final**: more documents may change it."
-        lines.append(
-            f"- labels are shown through view {view['number']}: {escape(view['sentence'], 3000)}.{final}"
-        )
-        if view["threshold"] is not None:
-            below = (
-                f", below the probability {view['threshold']:.3f}"
-                if view["threshold"] <= 1
-                else ": no threshold qualifies"
-            )
-            lines.append(f"- **{task['labels']['abstained']:,} documents are abstained from**{below}")
-    if task.get("calibration_note"):
-        lines.append(f"- {escape(task['calibration_note'], 1000)}")
-    return lines
-
-
-def _labels(labels: Mapping[str, Any] | None, view: Mapping[str, Any] | None) -> list[str]:
-    if not labels:
-        return []
-    counts = {escape(name): count for name, count in labels["distribution"].items()}
-    counts |= {"*(abstained)*": labels["abstained"]} if labels["abstained"] else {}
-    counts |= {"*(none of them)*": labels["none_of_them"]} if labels["none_of_them"] else {}
-    lines = _table(
-        ("label", "documents", ""),
-        [(name, f"{count:,}", _bar(count, counts.values())) for name, count in counts.items()],
-    )
-    lines += _one_sided(labels["distribution"])
-    if labels["mean_confidence"] is not None:
-        tenths = labels["confidence_by_tenths"]
-        rows = [
-            (f"{index / 10:.1f} to {(index + 1) / 10:.1f}", f"{count:,}", _bar(count, tenths))
-            for index, count in enumerate(tenths)
-        ]
-        whose = f"as view {view['number']} gives it" if view else "as the model's own scores say it"
-        lines += [f"Mean confidence {labels['mean_confidence']:.3f}, {whose}:", ""]
-        lines += _table(("probability", "documents", ""), rows)
-    return lines
-
-
-def _one_sided(distribution: Mapping[str, int]) -> list[str]:
-    """A small model's raw scores may favour one label whatever the text; a person should know before relying
-    on them.
-    """
-    total, most = sum(distribution.values()), max(distribution.values(), default=0)
-    if total < _MANY or most < _ONE_SIDED * total:
-        return []
-    name = next(name for name, count in distribution.items() if count == most)
-    share = f"{most / total:.0%} of the documents were labelled {escape(name)}"
-    return [
-        f"**Worth a look:** {share}. Unless that is so, this model's scores are biased: try a larger model.",
-        "",
-    ]
 
 
 def _failures(failures: Mapping[str, Any]) -> list[str]:
     if not failures["by_reason"]:
         return []
-    lines = ["### Without an answer", "", *_table(("reason", "documents"), _reasons(failures["by_reason"]))]
+    lines = ["### Without an answer", "", *table(("reason", "documents"), _reasons(failures["by_reason"]))]
     rows = [
         (
             escape(row["id"]),
@@ -194,7 +133,7 @@ def _failures(failures: Mapping[str, Any]) -> list[str]:
         )
         for row in failures["first"]
     ]
-    return [*lines, *_table(("id", "state", "kind", "reason", "attempts"), rows)]
+    return [*lines, *table(("id", "state", "kind", "reason", "attempts"), rows)]
 
 
 def _long(long: Mapping[str, Any]) -> list[str]:
@@ -211,7 +150,7 @@ def _long(long: Mapping[str, Any]) -> list[str]:
         (escape(row["id"]), f"{row['parts']:,}", f"{row['covered']:,} of {row['characters']:,}")
         for row in long["most_parts"]
     ]
-    return lines + _table(("id", "parts", "characters read"), rows)
+    return lines + table(("id", "parts", "characters read"), rows)
 
 
 def _slowest(slowest: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -226,7 +165,7 @@ def _slowest(slowest: Sequence[Mapping[str, Any]]) -> list[str]:
         for row in slowest
     ]
     return (
-        ["### Slowest documents", "", *_table(("id", "seconds", "tokens in", "tokens out", "parts"), rows)]
+        ["### Slowest documents", "", *table(("id", "seconds", "tokens in", "tokens out", "parts"), rows)]
         if rows
         else []
     )
@@ -238,7 +177,7 @@ def _rejects(rejects: Mapping[str, Any]) -> list[str]:
     lines = [
         "## Rejected rows",
         "",
-        *_table(("reason", "rows"), _reasons(rejects["by_reason"])),
+        *table(("reason", "rows"), _reasons(rejects["by_reason"])),
         "The first ones; all are in rejects.jsonl:",
         "",
     ]
@@ -246,7 +185,7 @@ def _rejects(rejects: Mapping[str, Any]) -> list[str]:
         (f"{escape(row['file'])}:{row['line']}", _offset(row["offset"]), escape(row["reason"], 400))
         for row in rejects["first"]
     ]
-    return lines + _table(("place", "byte offset", "reason"), rows)
+    return lines + table(("place", "byte offset", "reason"), rows)
 
 
 def _offset(offset: int | None) -> str:
@@ -297,7 +236,7 @@ def _outcome(outcome: Mapping[str, Any] | None) -> list[str]:
         "",
         head,
         "",
-        *_table(("what", "predicted", "measured", "measured / predicted"), rows),
+        *table(("what", "predicted", "measured", "measured / predicted"), rows),
     ]
 
 
@@ -365,7 +304,7 @@ def _runs(runs: Sequence[Mapping[str, Any]]) -> list[str]:
         for run in runs[-20:]
     ]
     return (
-        ["## Runs", "", *_table(("run", "started", "ended", "time", "exit code", "ended because"), rows)]
+        ["## Runs", "", *table(("run", "started", "ended", "time", "exit code", "ended because"), rows)]
         if rows
         else []
     )
@@ -373,12 +312,3 @@ def _runs(runs: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _code(code: int | None) -> str:
     return "" if code is None else str(code)
-
-
-def _bar(count: int, counts: Iterable[int]) -> str:
-    return "█" * round(_BAR * count / max(1, *counts))
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
-    return [*lines, *("| " + " | ".join(cells) + " |" for cells in rows), ""]

@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from pipeline.stores.ledger.queries import TaskRow, answer_probability
+from pipeline.stores.ledger.queries import TaskRow
+from pipeline.tasks.registry import answers_of
 
 _SHOWN_FAILURES = 20
 _SLOWEST = 10
@@ -62,38 +63,6 @@ class _Top:
         return [facts for _, _, facts in sorted(self._heap, key=lambda item: item[:2], reverse=True)]
 
 
-class _Labels:
-    """How often each label was given, and how sure the model was."""
-
-    def __init__(self) -> None:
-        self._given: Counter[str] = Counter()
-        self._tenths = [0] * 10
-        self._sum = 0.0
-        self._abstained = 0
-        self._none = 0
-
-    def add(self, row: Mapping[str, Any]) -> None:
-        value = row["value"]
-        given = value if isinstance(value, list) else [] if value is None else [value]
-        self._given.update(given)
-        self._abstained += value is None
-        self._none += value == []
-        probability = answer_probability(value, row["probabilities"])
-        if probability is not None:
-            self._tenths[min(9, max(0, int(probability * 10)))] += 1
-            self._sum += probability
-
-    def facts(self) -> dict[str, Any]:
-        known = sum(self._tenths)
-        return {
-            "distribution": dict(self._given.most_common()),
-            "abstained": self._abstained,
-            "none_of_them": self._none,
-            "mean_confidence": self._sum / known if known else None,
-            "confidence_by_tenths": self._tenths,
-        }
-
-
 class TaskFacts:
     """Takes the rows of ``Ledger.results`` one by one. ``id_of`` knows an id to a document key: only a few
     documents are shown.
@@ -109,7 +78,7 @@ class TaskFacts:
             name: Counter() for name in ("finish_reasons", "placements", "notes")
         }
         self._largest_batch = 0
-        self._labels = _Labels()
+        self._counts_of_kind = answers_of(task.job.kind).counts()
         self._slowest = _Top(_SLOWEST, _SLOW)
         self._longest = _Top(_LONGEST, _LONG)
         self._failures: list[dict[str, Any]] = []
@@ -134,8 +103,7 @@ class TaskFacts:
         self._sums["documents_cut"] += row["tokens_dropped"] > 0
         self._counts["finish_reasons"][str(row["finish_reason"])] += 1
         self._counts["notes"].update(row["notes"] or ())
-        if self._task.job.kind == "label":
-            self._labels.add(row)
+        self._counts_of_kind.add(row)
         if row["parts"] > 1:
             self._sums["long"] += 1
             self._sums["long_read_whole"] += row["covered"] >= row["characters"]
@@ -191,4 +159,4 @@ class TaskFacts:
                 "most_parts": self._named(self._longest.listed()),
             },
         }
-        return facts | ({"labels": self._labels.facts()} if self._task.job.kind == "label" else {})
+        return facts | self._counts_of_kind.facts()

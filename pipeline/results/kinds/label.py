@@ -1,0 +1,151 @@
+"""What is shown of the labels of a run; see ``pipeline.tasks.answers``. Views, gold labels, calibration and
+review have modules of their own: ``label_view``, ``gold``, ``calibrate``, ``review``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from pipeline.results import calibrate
+from pipeline.results.evaluate import labels as evaluated
+from pipeline.results.gold import read_gold
+from pipeline.results.kinds.label_report import LabelCounts, labels_section, view_lines
+from pipeline.results.label_view import View, is_multi, labels_of, latest_view, said_of
+from pipeline.stores.ledger.ledger import Ledger
+from pipeline.stores.ledger.queries import TaskResult, TaskRow, answer_probability
+from pipeline.tasks.answers import Answers, ColumnType, Judge, Wanted
+from pipeline.tasks.label.section import LabelTask
+
+
+class LabelAnswers(Answers):
+    """Labels with their probabilities, seen through calibrations that the ledger keeps."""
+
+    judged_by: ClassVar[Wanted | None] = "gold"
+    unsettled: ClassVar[str] = "not calibrated"
+
+    def check(self, section: LabelTask) -> None:
+        """See Answers: the gold labels that the run's end calibrates by."""
+        calibrate.check_gold(section)
+
+    def settle(self, ledger: Ledger, task: TaskRow, section: LabelTask) -> str:
+        """See Answers: the calibration that the configuration asks for."""
+        return calibrate.as_configured(ledger, task, section)
+
+    def answer_type(self, task: TaskRow) -> ColumnType:
+        """See Answers."""
+        return "texts" if is_multi(task) else "text"
+
+    def cells(self, result: TaskResult) -> Sequence[Any]:
+        """See Answers: the answer's probability, and that of every label."""
+        return answer_probability(result.value, result.probabilities), result.probabilities
+
+    def view(self, ledger: Ledger, task: TaskRow, number: int | None) -> View | None:
+        """See Answers."""
+        return latest_view(ledger, task, number)
+
+    def said(self, task: TaskRow, result: TaskResult) -> TaskResult:
+        """See Answers: the likeliest label also where it was abstained from."""
+        return said_of(task, result)
+
+    def counts(self) -> LabelCounts:
+        """See Answers."""
+        return LabelCounts()
+
+    def report_facts(self, ledger: Ledger, task: TaskRow, view: View | None) -> dict[str, Any]:
+        """See Answers: the view in force, or why there is none."""
+        shown = None if view is None else view.facts()
+        return {"calibration_note": _why_uncalibrated(ledger, task), "view": shown}
+
+    def report_lines(self, facts: Mapping[str, Any]) -> list[str]:
+        """See Answers."""
+        return view_lines(facts)
+
+    def report_section(self, facts: Mapping[str, Any]) -> list[str]:
+        """See Answers."""
+        return labels_section(facts.get("labels"), facts.get("view"))
+
+    def story(
+        self, ledger: Ledger, task: TaskRow, key: str, result: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """See Answers: the answer as the view in force shows it."""
+        return _calibrated(ledger, task, key, result)
+
+    def story_lines(self, story: Mapping[str, Any]) -> list[str]:
+        """See Answers."""
+        return _calibrated_lines(story.get("calibrated"))
+
+    def evaluate(self, ledger: Ledger, task: TaskRow, judge: Judge) -> dict[str, Any]:
+        """See Answers."""
+        gold = read_gold(judge.path, labels_of(task), multi=is_multi(task), label_field=judge.field)
+        return evaluated.evaluate_labels(ledger, task, gold, judge.view)
+
+    def evaluation_heading(self, found: Mapping[str, Any]) -> list[str]:
+        """See Answers."""
+        return evaluated.heading(found)
+
+    def evaluation_table(self, found: Mapping[str, Any]) -> list[str]:
+        """See Answers."""
+        return evaluated.table(found["per_label"])
+
+    def report_evaluation(self, found: Mapping[str, Any]) -> list[str]:
+        """See Answers."""
+        return evaluated.markdown_heading(found)
+
+    def report_evaluation_table(self, found: Mapping[str, Any]) -> list[str]:
+        """See Answers."""
+        return evaluated.markdown_table(found["per_label"])
+
+
+def _why_uncalibrated(ledger: Ledger, task: TaskRow) -> str | None:
+    """What the last run that tried says about why the task's labels could not be calibrated; nothing once a
+    person has calibrated them since.
+    """
+    run = next((run for run in reversed(ledger.runs()) if run["facts"].get("calibration") is not None), None)
+    kept = ledger.views(task.job.name)
+    if run is None or (
+        kept and kept[-1].facts.get("by") == "command" and kept[-1].created_at > (run["ended_at"] or 0)
+    ):
+        return None
+    reason: str | None = run["facts"]["calibration"].get(task.job.name)
+    return reason
+
+
+def _calibrated(ledger: Ledger, task: TaskRow, key: str, result: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The answer as the view in force shows it, beside what the model said itself; nothing where there is no
+    view.
+    """
+    view = latest_view(ledger, task)
+    if view is None or result is None:
+        return {}
+    named = {name: result[name] for name in ("state", "value", "finish_reason", "probabilities", "scores")}
+    found = TaskResult(**named, features=ledger.features(task.job.name, key))
+    if not view.covers(found):
+        return {}
+    shown = view.apply([found])[0]
+    return {
+        "calibrated": {
+            "view": view.number,
+            "value": shown.value,
+            "finish_reason": shown.finish_reason,
+            "probabilities": shown.probabilities,
+            "threshold": view.threshold,
+            "sentence": view.sentence,
+        }
+    }
+
+
+def _calibrated_lines(shown: Mapping[str, Any] | None) -> list[str]:
+    """Raw numbers stand above, in the result; these are what exports show."""
+    if shown is None:
+        return []
+    odds = ", ".join(
+        f"{name} {number:.4f}"
+        for name, number in sorted(shown["probabilities"].items(), key=lambda pair: -pair[1])
+    )
+    answer = "(abstained)" if shown["value"] is None else shown["value"]
+    return [
+        f"as view {shown['view']} shows it: {answer}",
+        f"calibrated probabilities: {odds}",
+        f"view: {shown['sentence']}",
+    ]
