@@ -51,7 +51,7 @@ def main(flow: Callable[..., Any], kind: str, arguments: Sequence[str] | None = 
 
 def _parser(kind: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=f"python flows/{kind}.py", description=f"Run the flow {kind} once, with a temporary server."
+        prog=f"python -m flows.once {kind}", description=f"Run the flow {kind} once, with a temporary server."
     )
     parser.add_argument(
         "config",

@@ -1,5 +1,4 @@
-"""Serves the flows as the deployments ``summarize/overnight`` and ``label/overnight``: ``python -m
-flows.serve``.
+"""Serves one flow a registered kind of task as the deployment ``KIND/overnight``: ``python -m flows.serve``.
 
 The serving process starts each run in a process of its own, in this working directory, and passes
 cancellations on to it.
@@ -27,11 +26,11 @@ from prefect.schedules import Cron, Schedule
 from prefect.types.entrypoint import EntrypointType
 
 from flows.connection import require_server
-from flows.label import label
+from flows.kinds import flows
 from flows.patience import outlive_the_server
-from flows.summarize import summarize
 from pipeline.config import load_config
 from pipeline.errors import EXIT_DONE, OvernightError, UsageError
+from pipeline.tasks.registry import kind_of
 
 NAME = "overnight"
 _CRON = "0 22 * * *"
@@ -39,7 +38,7 @@ _LOCALTIME = Path("/etc/localtime")
 
 
 def deployments(config: str, cron: str | None, timezone: str) -> list[RunnerDeployment]:
-    """Both deployments. Raises UsageError for a schedule that is none."""
+    """One a registered kind. Raises UsageError for a schedule that is none."""
     if timezone not in zoneinfo.available_timezones():
         raise UsageError(
             f"--timezone {timezone!r} is not a time zone; write for example Europe/Berlin or UTC"
@@ -50,7 +49,7 @@ def deployments(config: str, cron: str | None, timezone: str) -> list[RunnerDepl
         raise UsageError(
             f"--cron {cron!r} is not a schedule: {error}. Write five fields, for example {_CRON!r}"
         ) from None
-    return [_deployment(flow, config, schedule) for flow in (summarize, label)]
+    return [_deployment(flow, config, schedule) for flow in flows()]
 
 
 def _deployment(flow: Flow[Any, Any], config: str, schedule: Schedule | None) -> RunnerDeployment:
@@ -58,8 +57,8 @@ def _deployment(flow: Flow[Any, Any], config: str, schedule: Schedule | None) ->
         name=NAME,
         schedule=schedule,
         parameters={"config": config},
-        description=f"{flow.name.capitalize()} what the configuration's source holds, every night; goes "
-        f"on where it stopped.",
+        description=f"{kind_of(flow.name).does} in the configuration's source, every night; goes on where it "
+        f"stopped.",
         entrypoint_type=EntrypointType.MODULE_PATH,
     )
     assert isinstance(deployment, RunnerDeployment)  # a coroutine only where an event loop runs
@@ -127,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
         default="configs/demo.yaml",
         help="the configuration that scheduled runs use (%(default)s)",
     )
-    parser.add_argument("--cron", default=_CRON, help="when both start, or 'none' (%(default)s)")
+    parser.add_argument("--cron", default=_CRON, help="when all start, or 'none' (%(default)s)")
     parser.add_argument("--timezone", default=local_timezone(), help="of the schedule (%(default)s)")
     return parser
 

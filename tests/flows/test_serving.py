@@ -58,7 +58,7 @@ def test_form_schedule_and_bounds(server: Server, tmp_path: Path) -> None:
     night = a_night(tmp_path)
     with Serving(server, night, ("--cron", "30 21 * * *", "--timezone", "Europe/Berlin")) as serving:
         served = {deployment["entrypoint"]: deployment for deployment in server.ask("deployments/filter")}
-        assert set(served) == {"flows.summarize.summarize", "flows.label.label"}
+        assert set(served) == {"flows.kinds.summarize", "flows.kinds.label"}
         for deployment in served.values():
             properties = deployment["parameter_openapi_schema"]["properties"]
             assert list(properties) == ["config", "overrides", "limit"]
