@@ -28,8 +28,9 @@ from pipeline.run.protocol import (
     decode_to_worker,
     encode,
 )
-from pipeline.run.worker import Held
+from pipeline.run.worker import Held, StartWorker
 from pipeline.run.worker_service import LoadedModel, configured, loaded
+from pipeline.system.run_directory import RunDirectory
 
 _log = logging.getLogger(__name__)
 
@@ -118,3 +119,8 @@ class InProcessWorker:
         except OvernightError as error:
             self._tell(Refused(type(error).__name__, str(error)))
             self._death = "the worker refused to load the model"
+
+
+def in_process_workers(config: Config, directory: RunDirectory) -> StartWorker:
+    """All workers of a run are in this process: ``run(config, workers=in_process_workers)``."""
+    return lambda number, ring: InProcessWorker(config, directory.offload / str(number), ring)

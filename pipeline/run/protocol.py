@@ -14,14 +14,13 @@ from typing import IO, Any, TypeVar
 
 import msgspec
 
-from pipeline.errors import OvernightError
 from pipeline.records import Decode, Generation, Plan, Request, Score
 
 _HEADER = struct.Struct("<4sQ")
 _MARK = b"ovn1"  # before each length, so that what a library prints is never taken for one
 
 
-class MalformedMessage(OvernightError):
+class MalformedMessage(ValueError):
     """Bytes that are none of the messages below."""
 
 

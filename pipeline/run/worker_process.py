@@ -65,11 +65,6 @@ class WorkerProcess:
         threading.Thread(target=self._read, daemon=True).start()
         self._send(Configure(config.model_dump()))
 
-    @property
-    def pid(self) -> int:
-        """Process id of the worker."""
-        return self._process.pid
-
     def load(self, plan: Plan) -> None:
         """See Worker."""
         self._last_sign = time.monotonic()  # until now it had nothing to say
