@@ -94,12 +94,13 @@ class _Importer:
     """The process that has imported everything. It ends when its socket does, with this process."""
 
     def __init__(self) -> None:
+        self.environment = _environment()
         self._socket, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "tests.forked", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                env=_environment(),
+                env=self.environment,
             )
 
     def fork(self, order: Mapping[str, Any], descriptors: Sequence[int]) -> tuple[socket.socket, int]:
@@ -127,5 +128,5 @@ def _environment() -> dict[str, str]:
 def _may_fork(env: Mapping[str, str] | None) -> bool:
     if env is None or FRESH in env or FRESH in os.environ or sys.platform != "linux":
         return False
-    ours = _environment()
+    ours = _importer().environment
     return all(ours.get(name) == env.get(name) for name in {*ours, *env} if name.startswith(_READ_AT_START))

@@ -48,6 +48,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+# What reads them is one reader; the others of its kind are watched in the full tier.
 _FULL = [pytest.param(form, marks=pytest.mark.full) for form in ("gz", "zst", "json", "csv", "saved")]
 
 

@@ -28,7 +28,7 @@ from pipeline.engine.static.engine import StaticEngine
 from pipeline.records import Decode, Generation, Plan, Request, Sampling, Score
 from tests.engine.static.test_engine import exhaust_memory
 from tests.equivalence.equality import assert_equal_texts, reference_text
-from tests.equivalence.families import FAMILIES, QUICK, prompts, tiny_model
+from tests.equivalence.families import FAMILIES, prompts, tiny_model
 from tests.equivalence.test_demo_model import NEW_TOKENS as DEMO_TOKENS
 from tests.equivalence.test_demo_model import PLAN as DEMO_PLAN
 from tests.equivalence.test_demo_model import TEXTS
@@ -54,8 +54,9 @@ NOT_CONTINUOUS = {
     "qwen3_next (hybrid)",
     "mamba2 (recurrent)",
 }
+_QUICK = (LLAMA, "gemma3 (sliding and full)")  # contestants of the bench; no answer of a night is theirs
 families = pytest.mark.parametrize(
-    "family", [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in FAMILIES]
+    "family", [pytest.param(name, marks=() if name in _QUICK else pytest.mark.full) for name in FAMILIES]
 )
 OPENED: dict[str, Callable[..., tuple[Engine, str]]] = {
     "ours": select_engine,
