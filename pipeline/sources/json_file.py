@@ -15,7 +15,7 @@ from pipeline.sources import jsonl
 from pipeline.sources.files import SourceFile
 from pipeline.sources.json_scan import Scanner, Slice
 from pipeline.sources.rows import Raw, Wanted, excerpt
-from pipeline.sources.streams import RECORD_LIMIT_BYTES, DamagedFile, read_lines, read_text_blocks
+from pipeline.sources.streams import DamagedFile, read_lines, read_text_blocks, too_long
 
 
 def read(file: SourceFile, want: Wanted, records_field: str | None = None) -> Iterator[Raw | Reject]:
@@ -135,7 +135,7 @@ def _row(piece: Slice, name: str, want: Wanted) -> Raw | Reject:
     if piece.dropped:
         return Reject(
             origin,
-            f"the record is longer than {RECORD_LIMIT_BYTES >> 20} MiB; split the document",
+            too_long("record"),
             excerpt(piece.data),
         )
     return jsonl.parse_object(piece.data, origin, want, piece.offset)

@@ -11,7 +11,7 @@ from pipeline.records import Origin, Reject
 from pipeline.sources.encoding import refuse_bytes
 from pipeline.sources.files import SourceFile
 from pipeline.sources.rows import Raw, Wanted, describe, excerpt, mend
-from pipeline.sources.streams import RECORD_LIMIT_BYTES, Line, read_lines, read_text_blocks
+from pipeline.sources.streams import Line, read_lines, read_text_blocks, too_long
 
 _BLANKS = b" \t\r\n"
 _SHOWN_BYTES = 1024
@@ -34,7 +34,7 @@ def parse_line(line: Line, name: str, want: Wanted) -> Raw | Reject | None:
     if line.too_long:
         return Reject(
             origin,
-            f"the line is longer than {RECORD_LIMIT_BYTES >> 20} MiB; split the document",
+            too_long("line"),
             excerpt(line.data),
         )
     data = line.data.strip(_BLANKS)

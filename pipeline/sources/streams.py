@@ -13,9 +13,17 @@ from dataclasses import dataclass
 
 from pipeline.sources.encoding import refuse_wide, wide_encoding
 from pipeline.sources.files import SourceFile
+from pipeline.system.units import amount
 
 BLOCK_BYTES = 1 << 18
 RECORD_LIMIT_BYTES = 1 << 29
+
+
+def too_long(what: str) -> str:
+    """Why ``what``, such as a line or a record, is no row."""
+    return f"the {what} is longer than {amount(RECORD_LIMIT_BYTES)}; split the document"
+
+
 """A line, row or record longer than this is rejected instead of held in memory."""
 
 # zstandard gives back all that a piece of input unpacks to at once, so the pieces are small.

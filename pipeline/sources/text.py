@@ -11,7 +11,7 @@ from pipeline.records import Origin
 from pipeline.sources.encoding import refuse_bytes
 from pipeline.sources.files import SourceFile
 from pipeline.sources.rows import Raw, Wanted
-from pipeline.sources.streams import RECORD_LIMIT_BYTES, DamagedFile, read_text_blocks
+from pipeline.sources.streams import RECORD_LIMIT_BYTES, DamagedFile, read_text_blocks, too_long
 
 
 def read(file: SourceFile, want: Wanted) -> Iterator[Raw]:
@@ -24,9 +24,7 @@ def read(file: SourceFile, want: Wanted) -> Iterator[Raw]:
         pieces.append(block)
         size_bytes += len(block)
         if size_bytes > RECORD_LIMIT_BYTES:
-            raise DamagedFile(
-                f"the file is longer than {RECORD_LIMIT_BYTES >> 20} MiB; split the document", 1, 0
-            )
+            raise DamagedFile(too_long("file"), 1, 0)
     data = b"".join(pieces)
     start = len(codecs.BOM_UTF8) if data.startswith(codecs.BOM_UTF8) else 0
     try:
