@@ -151,3 +151,28 @@ class LabelTrees:
     def searched(self) -> set[int]:
         """Numbers of the trees of which a search computes little."""
         return {tree.number for tree in self._trees.values() if tree.worth is not None and tree.worth.pays}
+
+
+@dataclass(slots=True)
+class Running:
+    """A request in the model. ``own`` are the tokens that are read for it, ``read`` of them so far."""
+
+    request: Request
+    row: Row
+    own: tuple[int, ...]
+    answer: TextAnswer | LabelAnswer
+    read: int = 0
+    seconds: float = 0.0
+    company: int = 1
+
+    def prefill(self, tokens: int, *, keep: bool) -> Feed:
+        """The next ``tokens`` of its prompt; with the last of them it is asked for its answer."""
+        stretch = self.own[self.read : self.read + tokens]
+        if self.read + tokens < len(self.own):
+            return Feed(self.row, stretch, keep, logits=())
+        return self.answer.feed_last(self.row, stretch, keep=keep)
+
+    @property
+    def reading(self) -> bool:
+        """Whether some of the prompt is still to be read."""
+        return self.read < len(self.own)

@@ -9,58 +9,30 @@ family does not pass ``pipeline.engine.packed.support``.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from pipeline.engine.batching import new_tokens, row_tokens
+from pipeline.engine.batching import row_tokens
 from pipeline.engine.interface import Listener
 from pipeline.engine.model.forward import attend_by, input_device
 from pipeline.engine.out_of_memory import free_memory, is_out_of_memory
-from pipeline.engine.packed import sequence as scheduled
-from pipeline.engine.packed.answers import LabelAnswer, LabelTrees, TextAnswer
+from pipeline.engine.packed.answers import LabelAnswer, LabelTrees, Running, TextAnswer
 from pipeline.engine.packed.attention import IMPLEMENTATION
 from pipeline.engine.packed.batch_size_ramp import BatchSizeRamp
 from pipeline.engine.packed.model_runner import Feed, PackedModelRunner
 from pipeline.engine.packed.page_pool import PagePool, Row, pages_for
 from pipeline.engine.packed.prefix_cache import PrefixCache
+from pipeline.engine.packed.requests import sequence_of
 from pipeline.engine.packed.scheduler import Scheduler
 from pipeline.engine.packed.sequence import PAGE_TOKENS, Admission, Beginning, Budget, pages_of
 from pipeline.engine.packed.text_checkpoints import TextCheckpoints
 from pipeline.engine.reuse.prefix_store import PrefixStore
 from pipeline.engine.sampling.hidden_state import watched
 from pipeline.engine.static.engine import StaticEngine
-from pipeline.records import Decode, Generation, Plan, Request, document_of
-from pipeline.stores.kv.prefix_hash import pack
-
-# A shorter beginning is not worth a pass of its own.
-_LEAST_PREFIX_TOKENS = 16
-_LEAST_DOCUMENT_TOKENS = 32
-_KEY_BYTES = 16
-
-
-@dataclass(slots=True)
-class _Running:
-    """A request in the model. ``own`` are the tokens that are read for it, ``read`` of them so far."""
-
-    request: Request
-    row: Row
-    own: tuple[int, ...]
-    answer: TextAnswer | LabelAnswer
-    read: int = 0
-    seconds: float = 0.0
-    company: int = 1
-
-    def prefill(self, tokens: int, *, keep: bool) -> Feed:
-        """The next ``tokens`` of its prompt; with the last of them it is asked for its answer."""
-        stretch = self.own[self.read : self.read + tokens]
-        if self.read + tokens < len(self.own):
-            return Feed(self.row, stretch, keep, logits=())
-        return self.answer.feed_last(self.row, stretch, keep=keep)
+from pipeline.records import Decode, Generation, Plan, Request
 
 
 class PackedEngine:
@@ -93,7 +65,7 @@ class PackedEngine:
         budget = Budget(plan.max_batch_rows, plan.prefill_chunk_tokens, pages, self._ramp.rows)
         self._scheduler = Scheduler(budget, pages_for=pages_for)
         self._requests: dict[int, Request] = {}
-        self._running: dict[int, _Running] = {}
+        self._running: dict[int, Running] = {}
         self._made_for: set[int] = set()
 
     @property
@@ -109,7 +81,9 @@ class PackedEngine:
                 self._static.admit([request])
             else:
                 self._requests[request.request_id] = request
-                self._scheduler.add(self._sequence(request))
+                tree = None if isinstance(request.ask, Decode) else self._trees.of(request.ask)
+                stored = self._cache.wants(request)
+                self._scheduler.add(sequence_of(request, tree, stored=stored))
 
     def release(self, request_ids: Collection[int]) -> None:
         """Forget queued requests and those under way."""
@@ -150,7 +124,7 @@ class PackedEngine:
         self._pulse()
         seconds = time.perf_counter() - started
         self._share_time(feeds, seconds)
-        if all(isinstance(running.answer, TextAnswer) and not _reading(running) for running, _ in feeds):
+        if all(isinstance(running.answer, TextAnswer) and not running.reading for running, _ in feeds):
             self._ramp.observe(len(feeds), seconds)
         self._take_in(feeds, logits, watch.seen, finished)
 
@@ -159,24 +133,6 @@ class PackedEngine:
             self.listener.pulse()
 
     # ── who takes part ──────────────────────────────────────────────────────────────────────────────────────
-
-    def _sequence(self, request: Request) -> scheduled.Sequence:
-        """``request`` in numbers."""
-        ask = request.ask
-        sequence = scheduled.Sequence(request.request_id, len(request.ids))
-        sequence.prefix = _beginning(
-            "prefix", request.ids[: request.prefix_tokens], request, _LEAST_PREFIX_TOKENS
-        )
-        if request.document_end:
-            sequence.document = _beginning("document", document_of(request), request, _LEAST_DOCUMENT_TOKENS)
-            sequence.stored, sequence.awaited = self._cache.wants(request), request.awaited > 0
-        if isinstance(ask, Decode):
-            sequence.new_tokens = ask.max_new_tokens
-        else:
-            tree = self._trees.of(ask)
-            sequence.tree, sequence.tree_tokens = tree.number, len(tree.trie.nodes)
-            sequence.longest_label = new_tokens(request)
-        return sequence
 
     def _admit(self) -> None:
         """Let in whom the scheduler lets in, and read what it wants to be there first."""
@@ -220,11 +176,11 @@ class PackedEngine:
         if isinstance(ask, Decode):
             text = TextAnswer(request, ask, self._end_ids, self._texts)
             self._scheduler.resume(number, len(text.resumed))
-            self._running[number] = _Running(request, row, own + text.resumed, text)
+            self._running[number] = Running(request, row, own + text.resumed, text)
         else:
             searching = sequence.tree_tokens > 0 and sequence.riding == 0
             labels = LabelAnswer(ask, self._trees.of(ask), searching=searching)
-            self._running[number] = _Running(request, row, own, labels)
+            self._running[number] = Running(request, row, own, labels)
         if sequence.pages:
             self._pool.place(row, sequence.pages)
         if seen is not None and seen == sequence.document:
@@ -236,7 +192,7 @@ class PackedEngine:
 
     # ── one pass ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _feeds(self) -> list[tuple[_Running, Feed]]:
+    def _feeds(self) -> list[tuple[Running, Feed]]:
         """What the scheduler has chosen, in the order in which the sequences were admitted."""
         planned = self._scheduler.schedule()
         feeds = []
@@ -248,7 +204,7 @@ class PackedEngine:
                 feeds.append((running, running.answer.feed(running.row)))
         return feeds
 
-    def _share_time(self, feeds: Sequence[tuple[_Running, Feed]], seconds: float) -> None:
+    def _share_time(self, feeds: Sequence[tuple[Running, Feed]], seconds: float) -> None:
         total = sum(feed.size for _, feed in feeds)
         for running, feed in feeds:
             running.seconds += seconds * feed.size / total
@@ -256,7 +212,7 @@ class PackedEngine:
 
     def _take_in(
         self,
-        feeds: Sequence[tuple[_Running, Feed]],
+        feeds: Sequence[tuple[Running, Feed]],
         logits: torch.Tensor,
         states: torch.Tensor | None,
         finished: list[Generation],
@@ -270,7 +226,7 @@ class PackedEngine:
         begin = 0
         for running, feed in feeds:
             end, number = begin + len(feed.logits), running.request.request_id
-            if _reading(running):
+            if running.reading:
                 running.read += len(feed.tokens)
                 self._scheduler.advance(number, len(feed.tokens))
             if end > begin and not all(finite[begin:end]):
@@ -283,7 +239,7 @@ class PackedEngine:
                     finished.append(self._generation(running, answer))
             begin = end
 
-    def _generation(self, running: _Running, answer: Any) -> Generation:
+    def _generation(self, running: Running, answer: Any) -> Generation:
         request = running.request
         self._leave(request.request_id)
         return Generation(
@@ -324,19 +280,3 @@ class PackedEngine:
             self._scheduler.shrink(rows, pages_of(self._plan.context_tokens))
             self._ramp.shrink(self._scheduler.budget.rows)
             free_memory()
-
-
-def _reading(running: _Running) -> bool:
-    """Whether some of the prompt is still to be read."""
-    return running.read < len(running.own)
-
-
-def _beginning(kind: str, ids: Sequence[int], request: Request, least: int) -> Beginning | None:
-    """``ids``, with which ``request`` begins, where they are enough; at least one token of the prompt is
-    left. Its key is a digest, so that equal ones have equal keys and others never do.
-    """
-    ids = ids[: len(request.ids) - 1]
-    if len(ids) < least:
-        return None
-    digest = hashlib.blake2b(pack(ids), digest_size=_KEY_BYTES, person=kind.encode())
-    return Beginning(int.from_bytes(digest.digest(), "little"), len(ids))

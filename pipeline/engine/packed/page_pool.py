@@ -55,8 +55,9 @@ class PagePool:
     def place(self, row: Row, pages: int) -> None:
         """Give ``row`` room for ``pages`` of own tokens."""
         capacity = class_capacity(pages * PAGE_TOKENS)
-        row.storage = self._classes.setdefault(capacity, SlotClass(capacity))
-        row.slot = row.storage.take()
+        storage = self._classes.setdefault(capacity, SlotClass(capacity))
+        row.slot = storage.take()
+        row.storage = storage
         self._rows.setdefault(capacity, {})[row.slot] = row
 
     def settle(self, row: Row) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
 from pipeline.engine.kv.slot_pool import SlotClass
+from pipeline.engine.packed.answers import LabelAnswer, TextAnswer
 from pipeline.engine.packed.engine import PackedEngine
-from pipeline.records import Decode, Generation, Plan, Request
+from pipeline.engine.packed.model_runner import PackedModelRunner
+from pipeline.records import Decode, Generation, Plan, Request, Score
 from tests.equivalence.equality import assert_equal_texts, reference_text
 from tests.equivalence.families import prompts, tiny_model
+from tests.equivalence.test_families import CONTINUATIONS
 from tests.equivalence.test_packed import Watched
 
 PLAN = Plan("float32", "none", "device", "document_first", 512, 4, 10_000, 100, 1)
@@ -45,9 +49,7 @@ def test_out_of_memory_while_a_row_gets_its_documents_keys_loses_no_slot(
     static = Watched(model, PLAN, end_ids=(), pad_id=0)
     engine = PackedEngine(model, PLAN, end_ids=(), static=static, window=None)
     engine.admit(requests())
-    done: list[Generation] = []
-    while not engine.idle:
-        done += engine.step()
+    done = list(finished(engine))
     model.set_attn_implementation("sdpa")
     assert calls >= 4
     assert static.handed == len(QUESTIONS)
@@ -55,3 +57,66 @@ def test_out_of_memory_while_a_row_gets_its_documents_keys_loses_no_slot(
     found = sorted(done, key=lambda generation: generation.request_id)
     texts = [reference_text(model, request.ids, (), NEW_TOKENS) for request in requests()]
     assert assert_equal_texts(texts, [generation.token_ids for generation in found]) <= 1
+
+
+FAULTS = {
+    "a slot": (SlotClass, "take"),
+    "keys written": (SlotClass, "write"),
+    "a document copied": (SlotClass, "fill"),
+    "keys seen": (SlotClass, "read"),
+    "a beginning read": (PackedModelRunner, "extend"),
+    "a pass": (PackedModelRunner, "run"),
+    "a token taken in": (TextAnswer, "take_in"),
+    "scores taken in": (LabelAnswer, "take_in"),
+}
+
+
+@pytest.mark.parametrize(("call", "error"), [(1, MemoryError), (3, ValueError)])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_failure_anywhere_leaves_nothing_behind_and_nobody_without_an_answer(
+    fault: str, call: int, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts and labels about two documents; later questions are answered by packed passes again."""
+    model = tiny_model("llama (GQA)")
+    documents, calls = prompts((70, 90), seed=4), 0
+    asked = [
+        Request(
+            number,
+            (*documents[number % 2], *question, number + 3),
+            Decode(NEW_TOKENS) if number < 6 else Score(CONTINUATIONS),
+            0,
+            len(documents[number % 2]),
+        )
+        for number, question in enumerate(QUESTIONS * 4)
+    ]
+    owner, name = FAULTS[fault]
+    real = getattr(owner, name)
+
+    def fails(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise error("DefaultCPUAllocator: not enough memory")
+        return real(*arguments)
+
+    static = Watched(model, PLAN, end_ids=(), pad_id=0)
+    engine = PackedEngine(model, PLAN, end_ids=(), static=static, window=None)
+    engine.admit(asked)
+    monkeypatch.setattr(owner, name, fails)
+    done = list(finished(engine))
+    assert calls >= min(call, 2)
+    assert sorted(generation.request_id for generation in done) == list(range(len(asked)))
+    assert all(generation.error is None for generation in done)
+    assert (engine._pool.pages, engine._scheduler.pages, len(engine._cache)) == (0, 0, 0)
+    handed = static.handed
+    engine.admit(asked[:1])
+    (again,) = finished(engine)
+    model.set_attn_implementation("sdpa")
+    assert static.handed == handed
+    text = reference_text(model, asked[0].ids, (), NEW_TOKENS)
+    assert assert_equal_texts([text], [again.token_ids]) <= 1
+
+
+def finished(engine: PackedEngine) -> Iterator[Generation]:
+    while not engine.idle:
+        yield from engine.step()
