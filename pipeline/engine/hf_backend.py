@@ -67,7 +67,8 @@ class TransformersBackend:
 
     @cached_property
     def _facts(self) -> ModelFacts:
-        return model_facts(architecture(self._location, self._config.model).to_dict())
+        model = self._config.model
+        return model_facts(architecture(self._location, model), trust_remote_code=model.trust_remote_code)
 
     def facts(self) -> ModelFacts:
         """From the model's configuration, with its defaults filled in."""

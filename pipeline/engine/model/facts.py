@@ -1,4 +1,6 @@
-"""The facts of a model that transformers can build, from its configuration alone."""
+"""The facts of a model that transformers can build, from its configuration alone: by the planner's line for
+its family, which takes no time, else by the model itself, built without weights.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +8,22 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from pipeline.engine.interface import ModelFacts
+from pipeline.engine.model.meta_shape import meta_shape
 from pipeline.errors import CannotPlan
-from pipeline.planner.model.shape import model_shape
+from pipeline.planner.model.shape import ModelShape, model_shape
 
 
-def model_facts(described: Mapping[str, Any]) -> ModelFacts:
-    """Of a configuration (config.json, or ``to_dict()``). A family that is not known is taken for a Llama,
-    and that is said. Raises ConfigError where even that cannot be.
+def model_facts(built: Any, *, trust_remote_code: bool = False) -> ModelFacts:
+    """Of a configuration that transformers has read. A model of which neither the planner nor the library can
+    say what it keeps is taken for a Llama, and that is said. Raises ConfigError where even that cannot be.
     """
+    described = built.to_dict()
     shape, cannot_plan = model_shape(described, rough=True), None
     try:
         shape = model_shape(described)
     except CannotPlan as error:
-        cannot_plan = str(error)
+        found = _asked(built, trust_remote_code)
+        shape, cannot_plan = found or shape, None if found else str(error)
     stored_as, method = stored_quantization(described)
     if method is not None and stored_as is None:
         cannot_plan = cannot_plan or (
@@ -33,6 +38,14 @@ def model_facts(described: Mapping[str, Any]) -> ModelFacts:
         stored_as=stored_as,
         stored_quantized=method is not None,
     )
+
+
+def _asked(built: Any, trust_remote_code: bool) -> ModelShape | None:
+    """What the model itself says; None where it cannot be asked."""
+    try:
+        return meta_shape(built, trust_remote_code=trust_remote_code)
+    except Exception:  # noqa: BLE001  # a model that cannot be asked fails in as many ways as there are models
+        return None
 
 
 def stored_quantization(described: Mapping[str, Any]) -> tuple[Literal["nf4", "int8"] | None, str | None]:
