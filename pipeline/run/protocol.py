@@ -192,7 +192,10 @@ def read_payload(stream: IO[bytes]) -> bytes | None:
     if len(header) < _HEADER.size:
         return None
     _, length = _HEADER.unpack(header)
-    payload = stream.read(length)
+    try:
+        payload = stream.read(length)
+    except (OverflowError, MemoryError) as error:
+        raise MalformedMessage(f"a message of {length:,} bytes cannot be read: {error}") from None
     return payload if len(payload) == length else None
 
 

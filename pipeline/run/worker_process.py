@@ -156,7 +156,7 @@ class WorkerProcess:
                 while (payload := read_payload(stream)) is not None:
                     self._messages.put(decode_from_worker(payload))
                     self._ring()
-        except (MalformedMessage, OSError, OverflowError, MemoryError) as error:
+        except (MalformedMessage, OSError) as error:
             self._end_for(f"the worker was stopped, because what it sent cannot be read: {error}")
         self._messages.put(None)
         self._ring()

@@ -201,19 +201,26 @@ def test_a_process_that_talks_nonsense_is_dead_with_a_sentence(
     worker.close(at_once=True)
 
 
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        (b"what is this?", b"begins no message of this program"),
+        (bytes.fromhex("6f766e31") + bytes([255] * 8) + b"xyz", b"cannot be read"),
+    ],
+)
 def test_a_process_that_is_told_nonsense_ends_and_logs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, told: bytes, words: bytes
 ) -> None:
     script(monkeypatch)
     done = subprocess.run(
         [sys.executable, "-m", "pipeline.run.worker_main"],
-        input=b"what is this?",
+        input=told,
         capture_output=True,
         timeout=120,
         check=False,
     )
     assert done.returncode == 1
-    assert b"begins no message of this program" in done.stderr
+    assert words in done.stderr
     assert done.stdout == b""
 
 
