@@ -183,8 +183,8 @@ class Night:
         before the system runs out of it.
         """
         self._stop.check()
-        short = self._guard.check(self._workers.activity)
-        if short is not None:
+        # whether it helped is looked at before another model is loaded in the place of the one that is gone
+        while (short := self._guard.check(self._workers.activity)) is not None:
             self._workers.sacrifice(short)
 
     # ── working ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -125,10 +125,14 @@ class WorkerPool:
         return events
 
     def sacrifice(self, reason: str) -> None:
-        """End a worker that computes, so that its memory is free; ``collect`` tells of its death."""
-        computing = [number for number, worker in self._workers.items() if worker.held.started]
+        """End a worker that computes, so that its memory is free; ``collect`` tells of its death, and first
+        of what it had finished.
+        """
+        computing = [number for number, worker in self._workers.items() if worker.held.leased]
         for number in computing[:1]:
-            self._bury(number, reason)
+            self._hear(number, self._workers[number])
+            if number in self._workers:  # it may have been dead already
+                self._bury(number, reason)
 
     def close(self, *, at_once: bool) -> None:
         """End all workers: at once, with what they are doing, or as soon as they are idle."""
@@ -140,7 +144,7 @@ class WorkerPool:
     def activity(self) -> Activity:
         """What the workers do at the moment, as far as is known: the most that any of them does."""
         holds = [worker.held for worker in self._workers.values()]
-        if any(held.started for held in holds):
+        if any(held.leased for held in holds):  # of what it has begun it may not have spoken yet
             return "computing"
         if any(held.state != "loaded" for held in holds):
             return "loading"
@@ -196,6 +200,7 @@ class WorkerPool:
         if held.state == "loaded":
             leased, started = tuple(held.leased.values()), frozenset(held.started)
             self._events.append(Death(number, reason, leased, started))
+            held.let_go([*held.leased])  # else every death of a night would keep the texts of a whole window
             return
         self._failed_loads += 1
         if self._failed_loads >= _LOAD_TRIES:

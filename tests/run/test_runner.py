@@ -10,11 +10,17 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from pipeline.config import load_config
 from pipeline.records import Document, Origin, TaskJob
-from pipeline.run import work_queue
+from pipeline.run import runner, work_queue
+from pipeline.run.resource_guard import Activity, ResourceGuard
+from pipeline.run.runner import run
 from pipeline.run.work_queue import WorkItem
 from pipeline.tasks import Work
 from tests.nights import TASKS, ANight, documents
+from tests.run.workers import script
 
 
 class Silent:
@@ -73,3 +79,29 @@ def test_a_finished_night_starts_no_worker(tmp_path: Path) -> None:
     assert night.run().returncode == 0
     assert night.loads() == 2
     assert night.status()["tasks"]["topic"]["done"] == 4
+
+
+def test_memory_that_others_take_costs_one_worker_and_no_document(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ending the worker did not help, so no other model is loaded and no text is suspected."""
+    seen: list[Activity] = []
+
+    class Guard(ResourceGuard):
+        def check(self, activity: Activity) -> str | None:
+            seen.append(activity)
+            return super().check(activity)
+
+    def guard(*arguments: Any, **named: Any) -> ResourceGuard:
+        return Guard(*arguments, **named, free_memory_bytes=lambda: 0 if "computing" in seen else 1 << 60)
+
+    monkeypatch.setattr(runner, "ResourceGuard", guard)
+    script(monkeypatch, batch=1, seconds=0.3)
+    night = ANight(tmp_path, documents(12, longest=3), [TASKS[0]])
+    loads: list[str] = []
+    result = run(load_config(night.config), observer=lambda told: loads.append(told.message))
+    assert result.exit_code == 75
+    assert "without a model in it" in result.reason
+    assert loads.count("loading the model") == 1
+    crashed = ask(night, "SELECT count(*) FROM attempts WHERE outcome = 'crashed'")
+    assert crashed == (0,)
