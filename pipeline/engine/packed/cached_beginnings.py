@@ -9,8 +9,44 @@ tokens.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Iterator
 
 from pipeline.engine.packed.sequence import Beginning, Sequence
+
+
+class _Held:
+    """Keys of beginnings, the one put longest ago first, and the ``pages`` of all of them."""
+
+    def __init__(self) -> None:
+        self.pages = 0
+        self._by_key: OrderedDict[int, int] = OrderedDict()
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._by_key
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._by_key)
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def put(self, key: int, pages: int) -> None:
+        """It is the one put last."""
+        self.take(key)
+        self._by_key[key] = pages
+        self.pages += pages
+
+    def take(self, key: int) -> int | None:
+        """Its pages, None where it is not here; it is no more."""
+        pages = self._by_key.pop(key, None)
+        self.pages -= pages or 0
+        return pages
+
+    def take_oldest(self) -> int:
+        """The key put longest ago."""
+        oldest = next(iter(self._by_key))
+        self.take(oldest)
+        return oldest
 
 
 class CachedBeginnings:
@@ -20,16 +56,14 @@ class CachedBeginnings:
 
     def __init__(self, prefix_pages: int, recent_pages: int) -> None:
         self._prefix_pages, self._recent_pages = prefix_pages, recent_pages
-        self._prefixes: OrderedDict[int, int] = OrderedDict()
-        self._documents: dict[int, int] = {}
-        self._recent: OrderedDict[int, int] = OrderedDict()
+        self._prefixes, self._documents, self._recent = _Held(), _Held(), _Held()
         self._users: Counter[int] = Counter()
         self._evicted: list[int] = []
 
     @property
     def pages(self) -> int:
         """Held by documents that waiting or running sequences ask about."""
-        return sum(self._documents.values())
+        return self._documents.pages
 
     @property
     def keys(self) -> set[int]:
@@ -76,23 +110,22 @@ class CachedBeginnings:
 
     def revive(self, document: Beginning) -> bool:
         """Whether it was waiting for a further question; it then counts in ``pages`` again."""
-        pages = self._recent.pop(document.key, None)
+        pages = self._recent.take(document.key)
         if pages is not None:
-            self._documents[document.key] = pages
+            self._documents.put(document.key, pages)
         return pages is not None
 
     def hold_document(self, document: Beginning) -> None:
         """It is in memory now."""
-        self._documents[document.key] = document.pages
+        self._documents.put(document.key, document.pages)
 
     def use_prefix(self, prefix: Beginning) -> None:
         """It is in memory and used last; the least recently used others go when they no longer fit beside
         it.
         """
-        self._prefixes[prefix.key] = prefix.pages
-        self._prefixes.move_to_end(prefix.key)
-        while len(self._prefixes) > 1 and sum(self._prefixes.values()) > self._prefix_pages:
-            self._evicted.append(self._prefixes.popitem(last=False)[0])
+        self._prefixes.put(prefix.key, prefix.pages)
+        while len(self._prefixes) > 1 and self._prefixes.pages > self._prefix_pages:
+            self._evicted.append(self._prefixes.take_oldest())
 
     # ── what goes ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -104,28 +137,29 @@ class CachedBeginnings:
             if self.pages <= pages:
                 return
             if document is None or key != document.key:
-                del self._documents[key]
+                self._documents.take(key)
                 self._evicted.append(key)
 
     def clear(self) -> None:
         """Everything goes."""
         self._evicted += [*self._prefixes, *self._documents, *self._recent]
-        for held in (self._prefixes, self._documents, self._recent):
-            held.clear()
+        self._prefixes, self._documents, self._recent = _Held(), _Held(), _Held()
 
     def take_evicted(self) -> list[int]:
         """What has gone since the last call and has not come back."""
+        if not self._evicted:
+            return []
         held = self.keys
         evicted, self._evicted = [key for key in self._evicted if key not in held], []
         return evicted
 
     def _let_go(self, key: int, *, awaited: bool) -> None:
-        pages = self._documents.pop(key, None)
+        pages = self._documents.take(key)
         if pages is None:
             return
         if awaited:
-            self._recent[key] = pages
+            self._recent.put(key, pages)
         else:
             self._evicted.append(key)
-        while sum(self._recent.values()) > self._recent_pages:
-            self._evicted.append(self._recent.popitem(last=False)[0])
+        while self._recent.pages > self._recent_pages:
+            self._evicted.append(self._recent.take_oldest())

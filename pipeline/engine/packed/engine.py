@@ -195,12 +195,13 @@ class PackedEngine:
     def _feeds(self) -> list[tuple[Running, Feed]]:
         """What the scheduler has chosen, in the order in which the sequences were admitted."""
         planned = self._scheduler.schedule()
+        decode = set(planned.decode)
         feeds = []
         for number, running in self._running.items():
             if number in planned.prefill:
                 keep = running.row.storage is not None
                 feeds.append((running, running.prefill(planned.prefill[number], keep=keep)))
-            elif number in planned.decode:
+            elif number in decode:
                 feeds.append((running, running.answer.feed(running.row)))
         return feeds
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 from pipeline.engine.backoff import halved
 from pipeline.engine.packed.cached_beginnings import CachedBeginnings
+from pipeline.engine.packed.running import RunningSequences
 from pipeline.engine.packed.sequence import Admission, Beginning, Budget, Pass, Sequence, pages_of, tokens_of
 
 RIDING_NODES = 12
@@ -44,7 +45,7 @@ class Scheduler:
         self._pages_for, self._patience = pages_for, patience
         self._waiting: dict[int, Sequence] = {}  # in the order of their arrival
         self._turns: list[tuple[tuple[int, int, int], int]] = []
-        self._running: dict[int, Sequence] = {}
+        self._running = RunningSequences()
         self._arrivals = 0
         self._overtaken = 0
         self._computed_tokens = self._read_for_next = 0
@@ -60,18 +61,17 @@ class Scheduler:
     @property
     def running(self) -> tuple[int, ...]:
         """Numbers of the sequences in the model, as they were admitted."""
-        return tuple(self._running)
+        return self._running.numbers
 
     @property
     def pages(self) -> int:
         """Held by the sequences in the model and the documents that some ask about."""
-        return sum(sequence.pages for sequence in self._running.values()) + self.cached.pages
+        return self._running.pages + self.cached.pages
 
     @property
     def _tokens_left(self) -> int:
         """Of the next pass: beginnings that were computed for its newcomers count, too."""
-        reading = (other.unread + other.riding for other in self._running.values() if other.unread)
-        return self.budget.tokens - self._computed_tokens - sum(reading)
+        return self.budget.tokens - self._computed_tokens - self._running.reading_tokens
 
     def sequence(self, number: int) -> Sequence:
         """One that waits or runs."""
@@ -91,7 +91,7 @@ class Scheduler:
         """The sequence is answered, released or handed on; its pages come back. True when it was the last one
         about its document.
         """
-        sequence = self._waiting.pop(number, None) or self._running.pop(number)
+        sequence = self._running.remove(number) or self._waiting.pop(number)
         sequence.pages = 0
         return self.cached.forget(sequence)
 
@@ -147,7 +147,7 @@ class Scheduler:
 
     def resume(self, number: int, tokens: int) -> None:
         """``tokens`` of its text are known from an earlier process: they are read, not decoded."""
-        self._running[number].unread += tokens
+        self._running.read(number, -tokens)
 
     def _next(self) -> Sequence | None:
         """The longest that waits; the oldest, once it has been overtaken too often."""
@@ -166,8 +166,7 @@ class Scheduler:
         budget = self.budget
         if self._tokens_left <= 0 or len(self._running) >= budget.rows:
             return False
-        decoding = sum(other.decodes for other in self._running.values())
-        if sequence.decodes and decoding >= max(1, budget.decoding_rows):
+        if sequence.decodes and self._running.decoding >= max(1, budget.decoding_rows):
             return False
         needed = self._needed_pages(sequence)
         if self._running:
@@ -187,7 +186,7 @@ class Scheduler:
         oldest = next(iter(self._waiting))
         self._overtaken = 0 if sequence.number == oldest else self._overtaken + 1
         del self._waiting[sequence.number]
-        self._running[sequence.number] = sequence
+        self._running.add(sequence)
         if sequence.prefix is not None and self.cached.has_prefix(sequence.prefix):
             self.cached.use_prefix(sequence.prefix)
         self._newcomers += 1
@@ -260,7 +259,7 @@ class Scheduler:
         left = self.budget.tokens
         prefill: dict[int, int] = {}
         decode: list[int] = []
-        for sequence in self._running.values():
+        for sequence in self._running:
             if not sequence.unread:
                 decode.append(sequence.number)
             elif left > 0 and (tokens := self._stretch(sequence, left, first=not prefill)):
@@ -270,7 +269,7 @@ class Scheduler:
 
     def advance(self, number: int, tokens: int) -> None:
         """``tokens`` of its prompt were read."""
-        self._running[number].unread -= tokens
+        self._running.read(number, tokens)
 
     def _begin_round(self) -> None:
         self._computed_tokens = self._read_for_next = self._newcomers = 0

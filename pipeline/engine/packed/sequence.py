@@ -69,6 +69,11 @@ class Sequence:
         return self.new_tokens > 0
 
     @property
+    def reading_tokens(self) -> int:
+        """What it still takes of passes until its prompt is read, its label tree included."""
+        return self.unread + self.riding if self.unread else 0
+
+    @property
     def beginnings(self) -> list[Beginning]:
         """Its prefix and its document, as far as it has them."""
         return [beginning for beginning in (self.prefix, self.document) if beginning is not None]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -165,6 +167,11 @@ class Passes(RuleBasedStateMachine):
         assert (
             sum(sequence.pages for sequence in running) == self.scheduler.pages - self.scheduler.cached.pages
         )
+        sums = self.scheduler._running
+        assert sums.decoding == sum(sequence.decodes for sequence in running)
+        assert sums.reading_tokens == sum(
+            sequence.unread + sequence.riding for sequence in running if sequence.unread
+        )
         if len(running) > 1:
             assert self.scheduler.pages <= 40
         for planned in self.model.passes[-1:]:
@@ -302,6 +309,26 @@ def test_out_of_memory_halves_what_runs_together() -> None:
     model.step()
     assert len(model.scheduler.running) == 2
     assert model.scheduler.budget.pages == 50
+
+
+@pytest.mark.parametrize("new_tokens", [0, 5])
+def test_what_a_sequence_costs_does_not_grow_with_its_company(new_tokens: int) -> None:
+    """Counted in calls: a pass of hundreds of rows is decided in a small part of the time it takes."""
+
+    def calls(rows: int) -> float:
+        limits = {"rows": rows, "tokens": 100 * rows, "pages": 10 * rows, "decoding_rows": rows}
+        model = model_of(*(Sequence(number, 60, new_tokens) for number in range(rows)), **limits)
+        counted = itertools.count()
+        sys.setprofile(lambda _, event, __: next(counted) if event == "call" else None)
+        try:
+            model.scheduler.admit()
+            model.scheduler.schedule()
+        finally:
+            sys.setprofile(None)
+        assert len(model.scheduler.running) == rows
+        return next(counted) / rows
+
+    assert calls(256) <= 1.1 * calls(16)
 
 
 def test_it_needs_no_torch() -> None:
