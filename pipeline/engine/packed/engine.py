@@ -10,7 +10,7 @@ family does not pass ``pipeline.engine.packed.support``.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -107,7 +107,7 @@ class PackedEngine:
         except Exception as error:  # noqa: BLE001  # whatever the model raises, the static engine finds out whose it is
             failure = error.with_traceback(None)
         if failure is not None:
-            self._give_up(failure)
+            self._give_up(failure, {generation.request_id for generation in finished})
         return finished
 
     def _run(self, finished: list[Generation]) -> None:
@@ -146,10 +146,14 @@ class PackedEngine:
             newcomers += admission.admitted
             if admission.read is None:
                 break
+            self._tell_started([admission.reader])  # first: reading it may be what takes the process down
             self._read(admission, admission.read)
         self._drop_evicted()
-        if newcomers and self.listener is not None:
-            self.listener.started(newcomers)
+        self._tell_started(newcomers)
+
+    def _tell_started(self, numbers: Sequence[int]) -> None:
+        if numbers and self.listener is not None:
+            self.listener.started(numbers)
 
     def _read(self, admission: Admission, beginning: Beginning) -> None:
         request, sequence = self._requests[admission.reader], self._scheduler.sequence(admission.reader)
@@ -237,23 +241,14 @@ class PackedEngine:
                 state = None if seen is None else seen[begin]
                 answer = running.answer.take_in(logits[begin:end], choices[begin], state)
                 if answer is not None:
-                    finished.append(self._generation(running, answer))
+                    # first of all: whatever fails while it leaves, it is answered
+                    finished.append(_generation(running, answer))
+                    self._leave(number)
             begin = end
-
-    def _generation(self, running: Running, answer: Any) -> Generation:
-        request = running.request
-        self._leave(request.request_id)
-        return Generation(
-            request.request_id,
-            prompt_tokens=len(request.ids),
-            seconds=running.seconds,
-            batch_rows=running.company,
-            **answer,
-        )
 
     # ── leaving ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _leave(self, number: int) -> Request:
+    def _leave(self, number: int) -> None:
         """The request is the engine's no more: its pages, and what only it wanted, come back."""
         running = self._running.pop(number, None)
         if running is not None:
@@ -261,23 +256,39 @@ class PackedEngine:
             with torch.inference_mode():
                 self._pool.leave(running.row)
         document = self._scheduler.sequence(number).document
-        if self._scheduler.forget(number) and document is not None:
-            self._cache.finish(document.key)
+        last = self._scheduler.forget(number)
+        del self._requests[number]
         self._made_for.discard(number)
         self._drop_evicted()
-        return self._requests.pop(number)
+        if last and document is not None:
+            self._cache.finish(document.key)
 
     def _drop_evicted(self) -> None:
         self._cache.drop(self._scheduler.cached.take_evicted())
 
-    def _give_up(self, error: Exception) -> None:
-        """Hand everything in the model to the static engine, which runs smaller and alone, and names the
-        guilty. All pages come back first: what failed may have left a row in any state.
+    def _give_up(self, error: Exception, answered: Collection[int]) -> None:
+        """Hand everything in the model that is not ``answered`` to the static engine, which runs smaller and
+        alone, and names the guilty. All pages come back first: what failed may have left a row in any state.
         """
         rows = len(self._scheduler.running)
         self._pool.clear()
-        self._static.admit([self._leave(number) for number in self._scheduler.give_up()])
-        if is_out_of_memory(error):  # the next passes are to be smaller
-            self._scheduler.shrink(rows, pages_of(self._plan.context_tokens))
-            self._ramp.shrink(self._scheduler.budget.rows)
+        gone = self._scheduler.give_up()
+        self._static.admit([self._requests[number] for number in gone if number not in answered])
+        for number in gone:
+            self._leave(number)
+        if is_out_of_memory(error):
+            if rows > 1:  # the next passes are to be smaller; one alone does not tell how many fit together
+                self._scheduler.shrink(rows, pages_of(self._plan.context_tokens))
+                self._ramp.shrink(self._scheduler.budget.rows)
             free_memory()
+
+
+def _generation(running: Running, answer: Mapping[str, Any]) -> Generation:
+    request = running.request
+    return Generation(
+        request.request_id,
+        prompt_tokens=len(request.ids),
+        seconds=running.seconds,
+        batch_rows=running.company,
+        **answer,
+    )

@@ -82,8 +82,9 @@ class PagePool:
         row.storage = None
         hole = storage.hole()
         if hole is not None:
-            last = rows.pop(hole[0])
+            last = rows[hole[0]]
             storage.move(last.slot, hole[1], last.cached)
+            del rows[last.slot]
             last.slot = hole[1]
             rows[last.slot] = last
         if not rows:

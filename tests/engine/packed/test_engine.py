@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +11,9 @@ import torch
 from pipeline.engine.kv.slot_pool import SlotClass
 from pipeline.engine.packed.answers import LabelAnswer, TextAnswer
 from pipeline.engine.packed.engine import PackedEngine
-from pipeline.engine.packed.model_runner import PackedModelRunner
+from pipeline.engine.packed.model_runner import Feed, PackedModelRunner
+from pipeline.engine.packed.page_pool import PagePool
+from pipeline.engine.packed.prefix_cache import PrefixCache
 from pipeline.records import Decode, Generation, Plan, Request, Score
 from tests.equivalence.equality import assert_equal_texts, reference_text
 from tests.equivalence.families import prompts, tiny_model
@@ -68,6 +70,9 @@ FAULTS = {
     "a pass": (PackedModelRunner, "run"),
     "a token taken in": (TextAnswer, "take_in"),
     "scores taken in": (LabelAnswer, "take_in"),
+    "a row that leaves": (PagePool, "leave"),
+    "a row that moves": (SlotClass, "move"),
+    "a document that is finished": (PrefixCache, "finish"),
 }
 
 
@@ -115,6 +120,55 @@ def test_a_failure_anywhere_leaves_nothing_behind_and_nobody_without_an_answer(
     assert static.handed == handed
     text = reference_text(model, asked[0].ids, (), NEW_TOKENS)
     assert assert_equal_texts([text], [again.token_ids]) <= 1
+
+
+def test_one_that_runs_out_of_memory_alone_does_not_part_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_model("llama (GQA)")
+    real = PackedModelRunner.run
+
+    def short(self: PackedModelRunner, feeds: Sequence[Feed]) -> torch.Tensor:
+        if sum(feed.size for feed in feeds) > 90:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return real(self, feeds)
+
+    monkeypatch.setattr(PackedModelRunner, "run", short)
+    static = Watched(model, PLAN, end_ids=(), pad_id=0)
+    engine = PackedEngine(model, PLAN, end_ids=(), static=static, window=None)
+    engine.admit([Request(100, prompts((95,), seed=4)[0], Score(CONTINUATIONS))])
+    assert [generation.request_id for generation in finished(engine)] == [100]
+    assert static.handed == 1
+    engine.admit([Request(number, ids, Decode(3)) for number, ids in enumerate(prompts((7,) * 4, seed=6))])
+    assert [generation.batch_rows for generation in finished(engine)] == [4] * 4
+    assert static.handed == 1
+    model.set_attn_implementation("sdpa")
+
+
+def test_who_is_read_for_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that ends while it reads a document has died of that document, not of those beside it."""
+    model = tiny_model("llama (GQA)")
+    told: list[int] = []
+    before: list[list[int]] = []
+    real = PackedModelRunner.extend
+
+    class Hears:
+        def started(self, request_ids: Sequence[int]) -> None:
+            told.extend(request_ids)
+
+        def pulse(self) -> None: ...
+
+    def extend(self: PackedModelRunner, *arguments: Any) -> None:
+        before.append([*told])
+        real(self, *arguments)
+
+    monkeypatch.setattr(PackedModelRunner, "extend", extend)
+    static = Watched(model, PLAN, end_ids=(), pad_id=0)
+    engine = PackedEngine(model, PLAN, end_ids=(), static=static, window=None)
+    engine.listener = Hears()
+    engine.admit(requests())
+    assert len(list(finished(engine))) == len(QUESTIONS)
+    model.set_attn_implementation("sdpa")
+    assert before[0] == [0]
+    assert set(told) == {0, 1, 2}
 
 
 def finished(engine: PackedEngine) -> Iterator[Generation]:
