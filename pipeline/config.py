@@ -20,6 +20,7 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
+    JsonValue,
     ValidationError,
     field_validator,
     model_validator,
@@ -27,13 +28,26 @@ from pydantic import (
 from pydantic_core import CoreSchema
 
 from pipeline.errors import ConfigError
+from pipeline.system.plain_values import what_is_lost, with_whole_characters
 from pipeline.system.units import parse_bytes
 
 ByteSize = Annotated[int, BeforeValidator(parse_bytes)]
 
 
+def _device(key: object) -> int | str:
+    """A card's number, also as text: what was written down as JSON has no other keys."""
+    if isinstance(key, str) and re.fullmatch(r"0|[1-9]\d{0,3}", key, re.ASCII):
+        return int(key)
+    if key == "cpu" or (isinstance(key, int) and not isinstance(key, bool) and 0 <= key < 10_000):
+        return key
+    raise ValueError(f"device {key!r} is neither a GPU number nor 'cpu'")
+
+
+Device = Annotated[int | str, BeforeValidator(_device)]
+
+
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, ser_json_inf_nan="constants")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +105,7 @@ class ModelConfig(_Section):
     trust_remote_code: bool = Field(
         False, description="whether code from the model's repository may run; read it before"
     )
-    template_options: dict[str, Any] = Field(
+    template_options: dict[str, JsonValue] = Field(
         {}, description="passed to the model's chat template, for example {enable_thinking: false}"
     )
     context_tokens: int | None = Field(
@@ -113,19 +127,18 @@ class ModelConfig(_Section):
     device_map: Literal["auto", "cpu"] = Field(
         "auto", description="auto: weights go to the graphics cards first, then to RAM; cpu: no card is used"
     )
-    max_memory: dict[int | str, ByteSize] | None = Field(
+    max_memory: dict[Device, ByteSize] | None = Field(
         None,
         description="the most bytes by device, for example {0: 7GiB, cpu: 24GiB}; a number is a card, and "
         "where one is named the others are not used; cpu bounds the weights in RAM, not what works beside "
         "them; null: what is free",
     )
 
-    @field_validator("max_memory")
+    @field_validator("max_memory", mode="before")
     @classmethod
-    def _known_devices(cls, value: dict[int | str, int] | None) -> dict[int | str, int] | None:
-        for device in value or {}:
-            if not (isinstance(device, int) or device == "cpu"):
-                raise ValueError(f"device {device!r} is neither a GPU number nor 'cpu'")
+    def _each_device_once(cls, value: object) -> object:
+        if isinstance(value, Mapping) and len({str(key) for key in value}) < len(value):
+            raise ValueError("a device is named twice, as a number and as text")
         return value
 
 
@@ -418,6 +431,13 @@ class RunConfig(_Section):
         "not watched",
     )
 
+    @field_validator("directory")
+    @classmethod
+    def _names_a_folder(cls, value: str) -> str:
+        if "\0" in value:
+            raise ValueError("it names no folder")
+        return value
+
     @field_validator("deadline")
     @classmethod
     def _clock_time(cls, value: str | None) -> str | None:
@@ -496,7 +516,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         )
     for override in overrides:
         _apply(raw, override)
-    return parse_config(raw, str(path))
+    return parse_config(with_whole_characters(raw), str(path))
 
 
 RETIRED = {"engine.decoder": "this key is gone, because there is only one decoder now; delete it"}
@@ -532,28 +552,41 @@ def _key(place: tuple[int | str, ...]) -> str:
 def parse_config(raw: Mapping[str, Any], origin: str = "configuration") -> Config:
     """Validate a mapping. Raises ConfigError that lists every fault with its place."""
     try:
-        return Config.model_validate(raw)
+        config = Config.model_validate(raw)
+        faults = [f"  {_place(place)}: {said}" for place, said in what_is_lost(config.model_dump())]
     except ValidationError as error:
-        faults = [f"  {_place(fault['loc'])}: {_sentence(fault)}" for fault in error.errors()]
-        raise ConfigError(f"{origin} is not valid:\n" + "\n".join(faults)) from None
+        faults = [f"  {_place(_untagged(fault['loc']))}: {_sentence(fault)}" for fault in error.errors()]
+    if faults:
+        raise ConfigError(f"{origin} is not valid:\n" + "\n".join(faults))
+    return config
 
 
 def _place(location: tuple[int | str, ...]) -> str:
-    """``tasks[1].labels`` of pydantic's location."""
+    """``tasks[1].labels``."""
     text = ""
-    for part in _untagged(location):
+    for part in location:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
     return text or "(top level)"
 
 
 def _untagged(location: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """``location`` without the tag of a task's kind, which stands behind the task's number."""
+    """``location`` as the file has it: without the tag of a task's kind, which stands behind the task's
+    number, and without pydantic's word for a key.
+    """
     tagged = len(location) > 2 and location[0] == "tasks" and isinstance(location[1], int)
-    return (*location[:2], *location[3:]) if tagged else location
+    untagged = (*location[:2], *location[3:]) if tagged else location
+    return tuple(part for part in untagged if part != "[key]")
 
 
 def _sentence(fault: Any) -> str:
     kind, message = fault["type"], str(fault["msg"]).removeprefix("Value error, ")
+    if kind == "union_tag_not_found":
+        return f"the key kind is required; there are {', '.join(_registered())}"
+    if kind == "union_tag_invalid":
+        said: str = pkgutil.resolve_name("pipeline.tasks.registry:why_not")(fault["ctx"]["tag"])
+        return said
+    if kind == "invalid-json-value":
+        return f"{fault['input']!r:.80} was read as {type(fault['input']).__name__}; put it in quotes"
     if kind == "extra_forbidden":
         return RETIRED.get(_key(_untagged(fault["loc"])), "unknown key")
     if kind == "missing":

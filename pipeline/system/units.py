@@ -41,7 +41,7 @@ def parse_bytes(value: int | str) -> int:
     """Bytes of ``20GB`` (10**9) or ``7GiB`` (2**30); a bare number is bytes. Raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ValueError(f"{value!r} is not a size; write for example 20GB or 7GiB")
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(value))
+    match = re.fullmatch(r"\s*(\d{1,20}(?:\.\d+)?)\s*([A-Za-z]*)\s*", str(value), re.ASCII)
     if match is None or match[2].upper() not in _UNITS:
-        raise ValueError(f"{value!r} is not a size; write for example 20GB or 7GiB")
+        raise ValueError(f"{value!r:.80} is not a size; write for example 20GB or 7GiB")
     return int(float(match[1]) * _UNITS[match[2].upper()])

@@ -208,7 +208,9 @@ BASE: dict[str, Any] = {
     st.none()
     | st.dictionaries(st.integers(0, 7) | st.just("cpu"), st.integers(1, 2**50), max_size=3)
     | st.just({0: "7GiB", "cpu": "24GiB"}),
-    st.dictionaries(st.text(max_size=9), VALUES, max_size=3),
+    st.dictionaries(
+        st.text(max_size=9), st.booleans() | st.text(max_size=9) | st.lists(st.floats(0, 1)), max_size=3
+    ),
     st.dictionaries(
         st.text("abc", min_size=1, max_size=9), st.none() | st.text(max_size=9), min_size=2, max_size=4
     ),
