@@ -14,7 +14,7 @@ from typing import Any
 
 from pipeline.config import Config
 from pipeline.engine.interface import Backend
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, OvernightError
 
 GROUP = "overnight.backends"
 AUTO = "transformers"
@@ -24,16 +24,25 @@ BUILT_IN: Mapping[str, str] = {"transformers": "pipeline.engine.hf_backend:Trans
 Say = Callable[[str], None]
 Kind = Callable[[Config, Say], Any]
 """How a backend is made; ``say`` hears what takes long, such as a download."""
+_METHODS = tuple(name for name in vars(Backend) if not name.startswith("_"))
 
 
 def open_backend(config: Config, say: Say = lambda _: None) -> Backend:
     """The backend that ``engine.backend`` names. Raises ConfigError where there is none of that name, or it
-    cannot be imported.
+    cannot be made.
     """
     asked = config.engine.backend
     name = AUTO if asked == "auto" else asked
-    backend: Backend = _kind(name)(config, say)
-    return backend
+    if name in BUILT_IN:
+        ours: Backend = _imported(BUILT_IN[name])(config, say)
+        return ours
+    try:
+        made = _kind(name)(config, say)
+    except OvernightError:
+        raise
+    except (Exception, SystemExit) as error:  # anything may be wrong with a stranger's code
+        raise ConfigError(f"engine.backend {name!r} cannot be opened: {_told(error)}") from error
+    return _backend(made, name)
 
 
 def known_backends() -> tuple[str, ...]:
@@ -42,23 +51,36 @@ def known_backends() -> tuple[str, ...]:
 
 
 def _kind(name: str) -> Kind:
-    if name in BUILT_IN:
-        return _imported(BUILT_IN[name])
-    try:
-        if ":" in name:
-            return _imported(name)
-        for found in entry_points(group=GROUP, name=name):
-            kind: Kind = found.load()
-            return kind
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"engine.backend {name!r} cannot be opened: {error}") from None
-    raise ConfigError(
-        f"engine.backend {name!r} is no backend that is installed here; there is: "
-        f"{', '.join(known_backends())}; or write module:Class"
-    )
+    """What makes a backend that is none of ours; it raises whatever its import does."""
+    if ":" in name:
+        return _imported(name)
+    found = tuple(entry_points(group=GROUP, name=name))
+    if not found:
+        raise ConfigError(
+            f"engine.backend {name!r} is no backend that is installed here; there is: "
+            f"{', '.join(known_backends())}; or write module:Class"
+        )
+    if len(found) > 1:
+        whose = " and ".join(sorted(point.dist.name if point.dist else "a package" for point in found))
+        raise ConfigError(f"engine.backend {name!r} is a name of several packages: {whose}; uninstall one")
+    kind: Kind = found[0].load()
+    return kind
 
 
 def _imported(path: str) -> Kind:
     module, _, attribute = path.partition(":")
     kind: Kind = getattr(importlib.import_module(module), attribute)
     return kind
+
+
+def _told(error: BaseException) -> str:
+    return str(error) if isinstance(error, ImportError | AttributeError) else repr(error)
+
+
+def _backend(made: Any, name: str) -> Backend:
+    """``made``, which has all that a backend has."""
+    missing = [method for method in _METHODS if not callable(getattr(made, method, None))]
+    if missing:
+        raise ConfigError(f"engine.backend {name!r} is no backend: it has no {missing[0]}()")
+    backend: Backend = made
+    return backend

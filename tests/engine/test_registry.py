@@ -28,14 +28,23 @@ def asking_for(backend: str) -> Config:
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package that declares three backends: one that is there, one that is not, and one of a taken name."""
+    """Packages that declare backends: one that is there, one that is not, one of a name of ours, one that
+    two of them have; and modules that fail.
+    """
     entries = tmp_path / "other-1.dist-info"
     entries.mkdir()
     (entries / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1\n")
     (entries / "entry_points.txt").write_text(
         f"[overnight.backends]\nother = {SCRIPTED}\n"
-        f"broken = no.such.module:Backend\ntransformers = {SCRIPTED}\n"
+        f"broken = no.such.module:Backend\ntransformers = {SCRIPTED}\nshared = {SCRIPTED}\n"
     )
+    more = tmp_path / "more-1.dist-info"
+    more.mkdir()
+    (more / "METADATA").write_text("Metadata-Version: 2.1\nName: more\nVersion: 1\n")
+    (more / "entry_points.txt").write_text(f"[overnight.backends]\nshared = {SCRIPTED}\n")
+    (tmp_path / "wrong_syntax.py").write_text("Backend = (")
+    (tmp_path / "wrong_end.py").write_text("raise SystemExit(7)")
+    (tmp_path / "wrong_code.py").write_text("def Backend(*_): raise RuntimeError('no key is set')")
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
@@ -60,6 +69,13 @@ def test_a_class_may_be_written_out() -> None:
         ("broken", "engine.backend .broken. cannot be opened: No module"),
         ("no.such.module:Backend", "no.such.module"),
         ("pipeline.engine.registry:Nothing", "Nothing"),
+        ("shared", "a name of several packages: more and other"),
+        ("wrong_syntax:Backend", "cannot be opened: SyntaxError"),
+        ("wrong_end:Backend", "cannot be opened: SystemExit"),
+        ("wrong_code:Backend", "cannot be opened: RuntimeError.*no key is set"),
+        ("os:sep", "cannot be opened: TypeError"),
+        ("os:getcwd", "cannot be opened: TypeError"),
+        ("pipeline.errors:ConfigError", r"is no backend: it has no tokenizer\(\)"),
     ],
 )
 def test_a_wrong_name_is_said(installed: None, name: str, words: str) -> None:
