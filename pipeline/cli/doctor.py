@@ -13,6 +13,7 @@ from pipeline.records import Reject
 from pipeline.sources import read_source, source_files
 from pipeline.system.hardware import disk_of
 from pipeline.system.units import amount, duration
+from pipeline.tasks.registry import broken_kinds
 
 _FREE_DISK_BYTES = 10**9  # beside the floor
 # Of a night: longer work needs several.
@@ -25,6 +26,7 @@ def examine(config: Path | None, overrides: Sequence[str] = ()) -> list[Finding]
     weights.
     """
     findings = list(check_environment())
+    findings += [Finding("kinds", "warn", reason) for reason in broken_kinds().values()]
     if config is not None:
         findings += _examine_config(load_config(config, overrides))
     return findings

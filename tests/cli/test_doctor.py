@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from pipeline.cli.doctor import examine
+from pipeline.tasks import registry
 from tests.cli.test_plan import a_model
 from tests.nights import ANight, documents
 
@@ -69,3 +71,9 @@ def test_time_is_told_and_a_deadline_that_is_too_near(tmp_path: Path, demo_model
     (late,) = found["time"]
     assert late["level"] == "warn"
     assert "more than until run.deadline" in late["message"]
+
+
+def test_an_installed_kind_that_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._broken, "extract", "the kind of task 'extract' cannot be loaded")
+    (kind,) = [finding for finding in examine(None) if finding.name == "kinds"]
+    assert (kind.level, kind.sentence) == ("warn", "the kind of task 'extract' cannot be loaded")

@@ -5,12 +5,17 @@
 from __future__ import annotations
 
 import importlib
+import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from pipeline.config import parse_config
 from pipeline.errors import ConfigError
-from pipeline.tasks.registry import answers_of, columns_of, kind_of, kinds
+from pipeline.tasks import registry
+from pipeline.tasks.registry import answers_of, broken_kinds, columns_of, kind_of, kinds
 from tests.structure import kinds_named, read_modules
 
 THEIR_OWN = {
@@ -57,24 +62,100 @@ def test_an_unknown_kind_is_a_sentence_and_its_answers_are_texts() -> None:
     assert answers_of("extract").judged_by is None
 
 
-@pytest.mark.parametrize(
-    ("point", "said"),
-    [
-        ("label = json:loads", "has the name of one of our own"),
-        ("extract = no_such_module:KIND", "cannot be loaded: ModuleNotFoundError"),
-        ("extract = json:loads", "json:loads is no TaskKind of that name"),
-    ],
-)
-def test_an_installed_kind_that_is_none_is_a_sentence(
-    point: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    info = tmp_path / "bad_kind-1.0.dist-info"
+_SECTION = """
+from pipeline.config import TaskSection
+from pipeline.tasks.registry import TaskKind
+class Section(TaskSection):
+    kind: Literal["{of}"] = Field(description="gives something")
+KIND = TaskKind("{name}", {section}, {build}, "Give something")
+"""
+
+
+def a_kind(of: str = "extract", name: str = "extract", section: str = "Section", build: str = "print") -> str:
+    top = "from typing import Literal\nfrom pydantic import Field\n"
+    return top + _SECTION.format(of=of, name=name, section=section, build=build)
+
+
+def install(folder: Path, package: str, points: str) -> None:
+    info = folder / f"{package}-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bad-kind\nVersion: 1.0\n", encoding="utf-8")
-    (info / "entry_points.txt").write_text(f"[overnight.kinds]\n{point}\n", encoding="utf-8")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[overnight.kinds]\n{points}\n", encoding="utf-8")
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for packages, which a fresh registry finds."""
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
-    registry = importlib.import_module("pipeline.tasks.registry")
     monkeypatch.setattr(registry, "_known", {})
+    monkeypatch.setattr(registry, "_broken", {})
+    yield tmp_path
+    sys.modules.pop("a_kind", None)
+
+
+@pytest.mark.parametrize(
+    ("point", "module", "said"),
+    [
+        ("label = json:loads", "", "'label' of theirs has the name of one of our own"),
+        ("extract = no_such_module:KIND", "", "cannot be loaded: ModuleNotFoundError"),
+        ("extract = json:loads", "", "json:loads is no TaskKind of that name"),
+        ("extract = a_kind:KIND", "raise SystemExit(7)", "cannot be loaded: SystemExit"),
+        ("extract = a_kind:KIND", "KIND = (", "cannot be loaded: SyntaxError"),
+        ("extract = a_kind:KIND", a_kind(name="other"), "no TaskKind of that name"),
+        ("extract = a_kind:KIND", a_kind(of="label"), "no TaskKind of that name"),
+        ("extract = a_kind:KIND", a_kind(section="dict"), "no TaskKind of that name"),
+        ("extract = a_kind:KIND", a_kind(build="None"), "no TaskKind of that name"),
+        ("../extract = a_kind:KIND", a_kind(of="../extract", name="../extract"), "no TaskKind of that name"),
+        (
+            "extract = a_kind:KIND\nmore = a_kind:KIND",
+            a_kind(),
+            "'more' of theirs: a_kind:KIND is no TaskKind",
+        ),
+    ],
+)
+def test_an_installed_kind_that_cannot_be_used_hinders_only_who_asks_for_it(
+    point: str, module: str, said: str, packages: Path
+) -> None:
+    install(packages, "theirs", point)
+    (packages / "a_kind.py").write_text(module, encoding="utf-8")
+    assert {"summarize", "label"} <= set(kinds())
+    ((name, reason),) = broken_kinds().items()
+    assert said in reason
+    if name != "label":
+        with pytest.raises(ConfigError, match=re.escape(said)):
+            kind_of(name)
+    assert answers_of("extract").judged_by is None  # what it answered before is still shown, as texts
+
+
+def test_a_name_of_two_packages_is_neither_ones(packages: Path) -> None:
+    install(packages, "first", "extract = a_kind:KIND")
+    install(packages, "second", "extract = a_kind:KIND")
+    (packages / "a_kind.py").write_text(a_kind(), encoding="utf-8")
+    assert "has the name of another package's" in broken_kinds()["extract"]
+    assert "extract" not in kinds()
+
+
+def test_a_whole_one_is_there(packages: Path) -> None:
+    install(packages, "theirs", "extract = a_kind:KIND")
+    (packages / "a_kind.py").write_text(a_kind(), encoding="utf-8")
+    assert kind_of("extract").does == "Give something"
+    assert not broken_kinds()
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ({"name": "x", "kind": "extract"}, r"tasks\[0\]: there is no kind of task 'extract' here; there are"),
+        ({"name": "x"}, r"tasks\[0\]: the key kind is required; there are summarize, label"),
+        ({"name": "x", "kind": "broken"}, r"tasks\[0\]: the kind is broken"),
+    ],
+)
+def test_a_configuration_is_told_why_there_is_no_such_kind(
+    task: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(registry._broken, "broken", "the kind is broken")
     with pytest.raises(ConfigError, match=said):
-        kinds()
+        parse_config(
+            {"model": {"id": "m"}, "source": {"path": "p"}, "run": {"directory": "r"}, "tasks": [task]}
+        )
