@@ -14,6 +14,7 @@ from typing import IO, Any, TypeVar
 
 import msgspec
 
+from pipeline.errors import UsageError
 from pipeline.records import Decode, Generation, Plan, Request, Score
 
 _HEADER = struct.Struct("<4sQ")
@@ -153,8 +154,15 @@ def admitted(message: Admit) -> list[Request]:
 
 
 def encode(message: ToWorker | FromWorker) -> bytes:
-    """A message as bytes, without its header."""
-    return msgspec.msgpack.encode(message, enc_hook=_plain)
+    """A message as bytes, without its header. Raises UsageError for text that is none."""
+    try:
+        return msgspec.msgpack.encode(message, enc_hook=_plain)
+    except UnicodeEncodeError as error:
+        begin = max(0, error.start - 20)
+        raise UsageError(
+            f"{error.object[begin : error.end + 20]!r} holds half a character (a lone surrogate, as of a "
+            f"file name that is not UTF-8), which cannot be handed to the worker; write it anew"
+        ) from None
 
 
 def decode_to_worker(payload: bytes) -> ToWorker:
@@ -175,7 +183,7 @@ def _decoded(decoder: msgspec.msgpack.Decoder[_Kind], payload: bytes) -> _Kind:
 
 
 def write_message(stream: IO[bytes], message: ToWorker | FromWorker) -> None:
-    """Write one message and flush it."""
+    """Write one message and flush it. Raises UsageError as ``encode``, and OSError."""
     payload = encode(message)
     stream.write(_HEADER.pack(_MARK, len(payload)))
     stream.write(payload)

@@ -26,6 +26,7 @@ from pipeline.run.protocol import (
     ToWorker,
     admission,
     decode_from_worker,
+    encode,
     read_payload,
     write_message,
 )
@@ -53,6 +54,8 @@ class WorkerProcess:
         self._last_sign = time.monotonic()
         self._complaint: str | None = None  # what it was ended for, if we ended it
         self._messages: queue.Queue[FromWorker | None] = queue.Queue()
+        configure = Configure(config.model_dump())
+        encode(configure)  # before there is a process: it may hold what cannot be sent
         with os.fdopen(os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600), "ab") as stderr:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "pipeline.run.worker_main"],
@@ -63,7 +66,7 @@ class WorkerProcess:
                 env=_environment(config),
             )
         threading.Thread(target=self._read, daemon=True).start()
-        self._send(Configure(config.model_dump()))
+        self._send(configure)
 
     def load(self, plan: Plan) -> None:
         """See Worker."""
@@ -166,7 +169,14 @@ class WorkerProcess:
         self._process.kill()
 
     def _death(self) -> str:
-        code = self._process.wait()
+        try:
+            code = self._process.wait(_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:  # as of a driver that never comes back from being put down
+            self._end_for(
+                f"the worker stopped talking, did not end and was stopped; its last words are in "
+                f"{self._log_name}"
+            )
+            code = self._process.wait()
         if self._complaint is not None:
             return self._complaint
         if code >= 0:

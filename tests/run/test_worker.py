@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import WorkerDied
+from pipeline.config import parse_config
+from pipeline.errors import UsageError, WorkerDied
 from pipeline.run.protocol import Loaded, Refused, Replies, Says, Started, StoreFacts, write_message
 from pipeline.run.worker import Worker
-from tests.run.workers import PLAN, Start, asked, heard, in_process, local_process, script
+from tests.run.workers import PLAN, Start, asked, configured, heard, in_process, local_process, script
 
 
 def say(kind: type) -> Any:
@@ -141,6 +142,31 @@ def test_in_process_an_exception_of_the_engine_is_a_death(
     assert death(worker) == "the worker ended by KeyError: 'no such fault'"
     assert list(worker.held.leased) == [1, 2]
     assert worker.held.started == {1, 2}
+
+
+def test_a_process_that_talks_no_more_and_does_not_end_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "mute.py"
+    program.write_text("import os, time; os.close(1); time.sleep(600)")
+    real = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda _, **named: real([sys.executable, str(program)], **named))
+    monkeypatch.setattr("pipeline.run.worker_process._GRACE_SECONDS", 0.2)
+    worker = local_process(tmp_path)
+    worker.load(PLAN)
+    assert death(worker).startswith("the worker stopped talking, did not end and was stopped")
+    worker.close(at_once=True)
+
+
+def test_half_a_character_in_the_configuration_is_told_and_starts_nothing(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = configured(tmp_path).model_dump()
+    raw["tasks"][0]["instructions"] = "Sum \ud800 up"
+    monkeypatch.setattr("tests.run.workers.configured", lambda *_, **__: parse_config(raw))
+    with pytest.raises(UsageError, match="half a character"):
+        start()
+    assert not (tmp_path / "worker.log").exists()
 
 
 def test_a_process_that_dies_tells_first_what_it_had_finished(
