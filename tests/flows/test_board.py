@@ -14,11 +14,10 @@ from prefect.flows import Flow
 from prefect.utilities.services import critical_service_loop
 
 from flows.board import Board, describe, percent, publish
-from flows.label import label
+from flows.kinds import flow_of
 from flows.logs import own_errors_as_sentences, warnings_or_prefect
 from flows.patience import LOOP, PLACES, outlive_the_server, patient_loop
 from flows.serve import deployments, local_timezone
-from flows.summarize import summarize
 from pipeline.errors import ConfigError, UsageError
 from pipeline.records import Progress
 
@@ -71,7 +70,7 @@ def test_console_shows_prefect_and_warnings() -> None:
     assert not warnings_or_prefect(record(None, "pipeline.run.runner", logging.INFO))
 
 
-@pytest.mark.parametrize("flow", [summarize, label])
+@pytest.mark.parametrize("flow", [flow_of("summarize"), flow_of("label")])
 def test_form_of_the_flows(flow: Flow[..., object]) -> None:
     schema = flow.parameters
     assert list(schema.properties) == ["config", "overrides", "limit"]
