@@ -28,7 +28,7 @@ from pydantic import (
 from pydantic_core import CoreSchema
 
 from pipeline.errors import ConfigError
-from pipeline.system.plain_values import what_is_lost, with_whole_characters
+from pipeline.system.plain_values import read_yaml, what_is_lost
 from pipeline.system.units import parse_bytes
 
 ByteSize = Annotated[int, BeforeValidator(parse_bytes)]
@@ -438,6 +438,13 @@ class RunConfig(_Section):
             raise ValueError("it names no folder")
         return value
 
+    @field_validator("deadline", mode="before")
+    @classmethod
+    def _not_minutes(cls, value: object) -> object:
+        if isinstance(value, int | float):
+            raise ValueError(f'YAML has read a number, {value}; write for example "07:00", in quotes')
+        return value
+
     @field_validator("deadline")
     @classmethod
     def _clock_time(cls, value: str | None) -> str | None:
@@ -501,7 +508,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     place of each fault.
     """
     try:
-        raw = yaml.safe_load(Path(path).read_text(encoding="utf-8-sig"))
+        raw = read_yaml(Path(path).read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(f"there is no configuration file {path}") from None
     except IsADirectoryError:
@@ -516,7 +523,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         )
     for override in overrides:
         _apply(raw, override)
-    return parse_config(with_whole_characters(raw), str(path))
+    return parse_config(raw, str(path))
 
 
 RETIRED = {"engine.decoder": "this key is gone, because there is only one decoder now; delete it"}
@@ -606,8 +613,8 @@ def _apply(raw: dict[str, Any], override: str) -> None:
     if not equals or not key.strip():
         raise ConfigError(f"--set {override!r} is not of the form a.b=c")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        value = read_yaml(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError(
             f"--set {override!r}: the value is not valid YAML: {' '.join(str(error).split())}"
         ) from None

@@ -47,6 +47,7 @@ def test_shipped_configurations_are_valid(path: Path) -> None:
         (changed(model__idd="x"), "model.idd", "unknown key"),
         (changed(engine={"decoder": "auto"}), "engine.decoder", "there is only one decoder now; delete it"),
         (changed(model__quantization="int4"), "model.quantization", "nf4"),
+        (changed(run__deadline=1320), "run.deadline", "1320; write for example"),
         (changed(model__context_tokens=3), "model.context_tokens", "128"),
         (changed(tasks__1__labels=["A", "a"]), "tasks[1].labels", "only in case"),
         (changed(tasks__1__labels=["a", "a"]), "tasks[1].labels", "twice"),
@@ -133,7 +134,18 @@ def test_overrides_reach_keys_lists_and_tasks_by_name(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "override",
-    ["model", "=1", "tasks.nobody.name=x", "model.id.deep=1", "model.id=[", "tasks.9=1", "tasks.nobody=1"],
+    [
+        "model",
+        "=1",
+        "tasks.nobody.name=x",
+        "model.id.deep=1",
+        "model.id=[",
+        "tasks.9=1",
+        "tasks.nobody=1",
+        "model.id=2020-13-45",
+        "model.id=" + "[" * 3000,
+        "model.id=" + "9" * 5000,
+    ],
 )
 def test_wrong_overrides_are_sentences(tmp_path: Path, override: str) -> None:
     with pytest.raises(ConfigError, match=r"--set"):
@@ -141,7 +153,17 @@ def test_wrong_overrides_are_sentences(tmp_path: Path, override: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[1, 2]", "a: [", "a: !!python/object:os.system {}", "\x00", "- " * 3000 + "x", "just words"]
+    "text",
+    [
+        "",
+        "[1, 2]",
+        "a: [",
+        "x: &x [*x]",
+        "a: !!python/object:os.system {}",
+        "\x00",
+        "- " * 3000 + "x",
+        "just words",
+    ],
 )
 def test_what_is_not_a_configuration_is_a_sentence(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError):

@@ -5,22 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import yaml
+
 Place = tuple[int | str, ...]
 _LEAST, _BEYOND = -(2**63), 2**64  # what a message can carry
 
 
-def with_whole_characters(value: Any) -> Any:
-    """``value`` as JSON means it: a character beyond 16 bits may stand there as the two halves of it, which
-    YAML reads as two characters that are none.
+class YamlLoader(yaml.SafeLoader):
+    """Reads YAML, and JSON as JSON means it: a character beyond 16 bits may stand there as the two halves of
+    it, of which YAML makes two characters that are none.
     """
-    match value:
-        case str():
-            return _joined(value)
-        case list():
-            return [with_whole_characters(item) for item in value]
-        case dict():
-            return {with_whole_characters(key): with_whole_characters(item) for key, item in value.items()}
-    return value
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
+        """The text of ``node``."""
+        return _joined(str(super().construct_scalar(node)))
+
+
+def read_yaml(text: str) -> Any:
+    """The plain values that ``text`` says. Raises yaml.YAMLError, ValueError, RecursionError."""
+    return yaml.load(text, Loader=YamlLoader)  # noqa: S506  # a SafeLoader
 
 
 def what_is_lost(value: Any, place: Place = ()) -> Iterator[tuple[Place, str]]:
