@@ -228,13 +228,18 @@ def test_its_flow_is_served_beside_ours(installed: None, server: Server, tmp_pat
 def test_without_it_the_run_is_still_shown(installed: None, tmp_path: Path, monkeypatch: Any) -> None:
     night = a_night(tmp_path / "night", count=3)
     assert night.run().returncode == 0
+    gold = tmp_path / "gold.jsonl"
+    gold.write_text('{"id": "d0001", "label": 3}\n', encoding="utf-8")
+    out_of(night, "evaluate", str(night.directory), "--gold", str(gold), "--task", "count")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     rows = night.export()
     assert all(row["count"].isdigit() and "count_even" not in row for row in rows)
-    assert "3 done" in out_of(night, "report", str(night.directory))
+    report = out_of(night, "report", str(night.directory))
+    assert "3 done" in report
+    assert "| right | 0.000 |" in report  # judged while it was there
     refused = night.run()
     assert refused.returncode == 2
-    assert "'words' found using 'kind'" in refused.stderr
+    assert "there is no kind of task 'words' here" in refused.stderr
 
 
 def test_a_registered_kind_is_a_kind_as_long_as_it_lasts() -> None:
@@ -251,5 +256,5 @@ def test_a_registered_kind_is_a_kind_as_long_as_it_lasts() -> None:
         with pytest.raises(ConfigError, match="n_even is taken"):
             parse_config({**raw, "tasks": taken})
     assert list(kinds()) == before
-    with pytest.raises(ConfigError, match="'words' found using 'kind'"):
+    with pytest.raises(ConfigError, match="there is no kind of task 'words' here"):
         parse_config(raw)
