@@ -90,6 +90,22 @@ class Program(subprocess.Popen[str]):
         return self.returncode
 
 
+def overnight(*arguments: str, code: int = 0, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """The command line with these arguments, to its end, which must be ``code``."""
+    with Program(
+        [sys.executable, "-P", "-m", "pipeline.cli.main", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=_environment(),
+        cwd=cwd,
+        start_new_session=True,
+    ) as process:
+        out, err = process.communicate(timeout=250)
+    assert process.returncode == code, err
+    return subprocess.CompletedProcess(process.args, code, out, err)
+
+
 class _Importer:
     """The process that has imported everything. It ends when its socket does, with this process."""
 

@@ -1,10 +1,10 @@
-"""``overnight bench``: contestants over one real model, their figures and their answers."""
+"""``overnight bench``: contestants over one model, their figures and their answers; over the demo model in
+the full tier.
+"""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from pipeline.bench.results import table
 from pipeline.bench.turns import BenchOptions
 from pipeline.config import Config, parse_config
 from pipeline.errors import UsageError
+from tests.engine.small_models import save_llama
+from tests.programs import overnight
 
 _TEXTS = [
     "The ferry was late again and the harbour office apologised.",
@@ -23,6 +25,15 @@ _TEXTS = [
     "Rates went up.",
     "A comet was seen.",
 ]
+
+
+@pytest.fixture(scope="module", params=["tiny", pytest.param("demo", marks=pytest.mark.full)])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of weights; the figures and the ways to them are the same for small and large ones."""
+    if request.param == "demo":
+        demo: Path = request.getfixturevalue("demo_model_folder")
+        return demo
+    return save_llama(tmp_path_factory.mktemp("model"), max_position_embeddings=2048)
 
 
 @pytest.fixture(autouse=True)
@@ -46,10 +57,8 @@ def _config(model: Path, tmp_path: Path, *tasks: dict[str, Any]) -> Config:
     )
 
 
-def test_texts(demo_model_folder: Path, tmp_path: Path) -> None:
-    config = _config(
-        demo_model_folder, tmp_path, {"name": "short", "kind": "summarize", "max_output_tokens": 6}
-    )
+def test_texts(model: Path, tmp_path: Path) -> None:
+    config = _config(model, tmp_path, {"name": "short", "kind": "summarize", "max_output_tokens": 6})
     result = bench(config, BenchOptions(documents=4, slow_documents=2, repetitions=1, to_the_end=True))
     assert [line.name for line in result.lines] == ["overnight", "naive", "static", "generate_batch"]
     assert result.output_tokens == 6
@@ -66,14 +75,14 @@ def test_texts(demo_model_folder: Path, tmp_path: Path) -> None:
     json.dumps(result.to_json())
 
 
-def test_labels(demo_model_folder: Path, tmp_path: Path) -> None:
+def test_labels(model: Path, tmp_path: Path) -> None:
     task = {
         "name": "topic",
         "kind": "label",
         "labels": ["world", "sports", "state of the harbour"],
         "score_tolerance": 0,
     }
-    config = _config(demo_model_folder, tmp_path, {"name": "short", "kind": "summarize"}, task)
+    config = _config(model, tmp_path, {"name": "short", "kind": "summarize"}, task)
     options = BenchOptions(
         documents=4, slow_documents=2, repetitions=1, task="topic", contestants=("pass_per_label",)
     )
@@ -82,16 +91,16 @@ def test_labels(demo_model_folder: Path, tmp_path: Path) -> None:
     assert result.line("pass_per_label").same == 1
 
 
-def test_wrong_names(demo_model_folder: Path, tmp_path: Path) -> None:
-    config = _config(demo_model_folder, tmp_path, {"name": "short", "kind": "summarize"})
+def test_wrong_names(model: Path, tmp_path: Path) -> None:
+    config = _config(model, tmp_path, {"name": "short", "kind": "summarize"})
     with pytest.raises(UsageError, match="no task 'long'"):
         bench(config, BenchOptions(task="long"))
     with pytest.raises(UsageError, match="no contestant 'vllm'"):
         bench(config, BenchOptions(contestants=("vllm",)))
 
 
-def test_placements(demo_model_folder: Path, tmp_path: Path) -> None:
-    config = _config(demo_model_folder, tmp_path, {"name": "short", "kind": "summarize"})
+def test_placements(model: Path, tmp_path: Path) -> None:
+    config = _config(model, tmp_path, {"name": "short", "kind": "summarize"})
     result = bench_placements(config, [40, 90, 10**6], new_tokens=3, repetitions=2)
     assert [(line.placement, line.context_tokens) for line in result.lines] == [
         (placement, tokens)
@@ -114,26 +123,12 @@ def test_placements(demo_model_folder: Path, tmp_path: Path) -> None:
         bench_placements(config, [10**6])
 
 
-def test_command(demo_model_folder: Path, tmp_path: Path) -> None:
-    config = _config(
-        demo_model_folder, tmp_path, {"name": "short", "kind": "summarize", "max_output_tokens": 2}
-    )
+def test_command(model: Path, tmp_path: Path) -> None:
+    config = _config(model, tmp_path, {"name": "short", "kind": "summarize", "max_output_tokens": 2})
     path = tmp_path / "config.yaml"
     path.write_text(json.dumps(config.model_dump(mode="json")))
-    command = [
-        sys.executable,
-        "-m",
-        "pipeline.cli.main",
-        "bench",
-        str(path),
-        "--documents",
-        "2",
-        "--repetitions",
-        "1",
-        "--only",
-        "static",
-        "--json",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = overnight(
+        "bench", str(path), "--documents", "2", "--repetitions", "1", "--only", "static", "--json"
+    )
     facts = json.loads(done.stdout)
     assert [line["name"] for line in facts["lines"]] == ["overnight", "static"]

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sqlite3
-import subprocess
-import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,6 +15,7 @@ from typer.testing import CliRunner
 from pipeline.cli.main import app
 from pipeline.results.source_texts import last_config
 from pipeline.stores.ledger.ledger import Ledger
+from tests.programs import overnight
 from tests.recorded.old_runs import RECORDED, TASKS, configure, restore, results, states
 
 _ROOT = Path(__file__).parents[2]
@@ -115,15 +113,8 @@ def test_calibrate(run: Path, tmp_path: Path) -> None:
 
 
 def _run(folder: Path, *arguments: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "pipeline.cli.main", "run", "config.yaml", *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(_ROOT), "OVERNIGHT_CACHE": str(folder / "cache")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 3, done.stderr  # the document without a title has failed for good
+    # the document without a title has failed for good
+    overnight("run", "config.yaml", *arguments, code=3, cwd=folder)
 
 
 def _store_facts(run: Path) -> dict[str, Any]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from pipeline.results.calibrate import calibrate_run
 from pipeline.results.evaluate import evaluate
 from pipeline.stores.ledger.ledger import Ledger
 from pipeline.system.run_directory import LEDGER
+from tests.programs import overnight
 from tests.quality.tables import LABELS
 from tests.results.answered import finished, gold_file
 from tests.stores.ledger.ledgers import document, done, read
@@ -206,57 +206,30 @@ def test_a_missing_extra_is_one_sentence(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_command_prints_json_or_a_table(tmp_path: Path) -> None:
     gold = gold_file(tmp_path / "gold.jsonl", finished(tmp_path, 60))
-    command = [
-        sys.executable,
-        "-m",
-        "pipeline.cli.main",
-        "evaluate",
-        str(tmp_path / "run"),
-        "--gold",
-        str(gold),
-    ]
-    facts = json.loads(
-        subprocess.run([*command, "--json"], capture_output=True, text=True, cwd=ROOT, check=True).stdout
-    )
+    command = ("evaluate", str(tmp_path / "run"), "--gold", str(gold))
+    facts = json.loads(overnight(*command, "--json").stdout)
     assert facts["tasks"]["topic"]["judged"] == 60
-    table = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    table = overnight(*command).stdout
     assert "macro f1" in table
     assert "precision" in table
-    refused = subprocess.run([*command, "--view", "9"], capture_output=True, text=True, cwd=ROOT, check=False)
-    assert refused.returncode == 2
+    refused = overnight(*command, "--view", "9", code=2)
     assert refused.stderr.startswith("overnight: ")
 
 
 def test_the_report_shows_the_last_evaluation_and_its_plots(tmp_path: Path) -> None:
     gold = gold_file(tmp_path / "gold.jsonl", finished(tmp_path, 60))
-    command = [
-        sys.executable,
-        "-m",
-        "pipeline.cli.main",
-        "evaluate",
-        str(tmp_path / "run"),
-        "--gold",
-        str(gold),
-    ]
-    subprocess.run([*command, "--plots"], capture_output=True, text=True, cwd=ROOT, check=True)
+    command = ("evaluate", str(tmp_path / "run"), "--gold", str(gold))
+    overnight(*command, "--plots")
     report = (tmp_path / "run" / "report.md").read_text(encoding="utf-8")
     for name in ("reliability", "coverage", "confusion"):
         assert f"![topic {name}](plots/topic-{name}.png)" in report
         assert (tmp_path / "run" / "plots" / f"topic-{name}.png").read_bytes().startswith(b"\x89PNG")
     assert "| macro f1 |" in report
     assert "- 60 documents compared" in report
-    told = subprocess.run(
-        [*command[:3], "report", str(tmp_path / "run"), "--json"],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=True,
-    )
+    told = overnight("report", str(tmp_path / "run"), "--json")
     facts = json.loads(told.stdout)["evaluation"]
     assert facts["tasks"]["topic"]["judged"] == 60
     assert facts["plots"] == [f"plots/topic-{name}.png" for name in ("reliability", "coverage", "confusion")]
-    subprocess.run(
-        [*command, "--plots-to", str(tmp_path / "else")], capture_output=True, text=True, cwd=ROOT, check=True
-    )
+    overnight(*command, "--plots-to", str(tmp_path / "else"))
     assert "![" not in (tmp_path / "run" / "report.md").read_text(encoding="utf-8")
     assert len(list((tmp_path / "else").iterdir())) == 3

@@ -23,6 +23,7 @@ from pipeline.results.gold import read_gold
 from pipeline.results.label_view import latest_view
 from pipeline.stores.ledger.ledger import Ledger
 from pipeline.system.escape import spreadsheet_text
+from tests.programs import overnight
 from tests.stores.ledger.ledgers import begun, documents, done, job
 
 LABELS = ("world", "sports")
@@ -258,17 +259,7 @@ def test_ids_and_labels_come_back_from_our_own_tables(tmp_path: Path, name: str)
 
 def test_command(folder: Path, tmp_path: Path) -> None:
     gold = _gold(tmp_path / "gold.jsonl", range(60))
-    command = [
-        sys.executable,
-        "-m",
-        "pipeline.cli.main",
-        "calibrate",
-        str(folder),
-        "--gold",
-        str(gold),
-        "--json",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = overnight("calibrate", str(folder), "--gold", str(gold), "--json")
     facts = json.loads(done.stdout)["tasks"]["topic"]
     assert facts["method"] == "gold"
     assert facts["final"] is True
@@ -276,8 +267,7 @@ def test_command(folder: Path, tmp_path: Path) -> None:
     assert f"labels are shown through view {facts['view']}" in (folder / "report.md").read_text(
         encoding="utf-8"
     )
-    wrong = subprocess.run([*command[:-3], "--share", "world"], capture_output=True, text=True, check=False)
-    assert wrong.returncode == 2
+    wrong = overnight("calibrate", str(folder), "--share", "world", code=2)
     assert "LABEL=SHARE" in wrong.stderr
 
 

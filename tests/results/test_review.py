@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from pipeline.results.review import REVIEW_COLUMNS, SAMPLE_COLUMNS, TEXT_CHARACT
 from pipeline.stores.ledger.ledger import Ledger
 from pipeline.system.escape import from_spreadsheet, spreadsheet_text
 from pipeline.system.run_directory import LEDGER
+from tests.programs import overnight
 from tests.quality.tables import LABELS
 from tests.results.answered import finished
 
@@ -221,18 +220,7 @@ def test_the_commands_print_json(tmp_path: Path) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(json.dumps(_config(tmp_path).model_dump(mode="json")), encoding="utf-8")
     for name, place in (("review", tmp_path / "run"), ("sample", config)):
-        command = [
-            sys.executable,
-            "-m",
-            "pipeline.cli.main",
-            name,
-            str(place),
-            "-o",
-            str(tmp_path / f"{name}.csv"),
-            "--count",
-            "5",
-        ]
-        done = subprocess.run([*command, "--json"], capture_output=True, text=True, cwd=ROOT, check=True)
-        assert json.loads(done.stdout)["rows"] == 5 == len(_rows(tmp_path / f"{name}.csv"))
-        plain = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout
-        assert "5 documents written" in plain
+        command = (name, str(place), "-o", str(tmp_path / f"{name}.csv"), "--count", "5")
+        assert json.loads(overnight(*command, "--json").stdout)["rows"] == 5
+        assert len(_rows(tmp_path / f"{name}.csv")) == 5
+        assert "5 documents written" in overnight(*command).stdout
