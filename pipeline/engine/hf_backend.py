@@ -68,10 +68,10 @@ class TransformersBackend:
     @cached_property
     def _facts(self) -> ModelFacts:
         model = self._config.model
-        return model_facts(architecture(self._location, model), trust_remote_code=model.trust_remote_code)
+        return model_facts(architecture(self._location, model), model)
 
     def facts(self) -> ModelFacts:
-        """From the model's configuration, with its defaults filled in."""
+        """From the model itself, built without weights."""
         return self._facts
 
     def plan(self, request: PlanRequest) -> Plan:

@@ -106,7 +106,5 @@ def warnings_about(shape: ModelShape, need: Need, wish: Wish, where: Where, have
             "layer"
         )
     if have.on_card and shape.assumed and shape.family:
-        found.append(
-            f"the family {shape.family} is not known to the planner: all of this is reckoned as for a Llama"
-        )
+        found.append(f"the model ({shape.family}) could not be asked: all of this is reckoned as for a Llama")
     return found

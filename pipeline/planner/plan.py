@@ -100,8 +100,8 @@ def plan_of(
     ]
     if shape.assumed and shape.family:
         reasons.append(
-            f"the planner does not know the family {shape.family}; its memory is reckoned as that of a "
-            f"Llama of its widths"
+            f"a model of the family {shape.family} could not be built without its weights; its memory is "
+            f"reckoned as that of a Llama of its widths"
         )
     return Plan(
         dtype=dtype,

@@ -22,12 +22,12 @@ import pytest
 from pipeline.engine.model.nf4 import unpacking_rate
 from pipeline.engine.streaming.weight_file import forget
 from pipeline.planner.forecast import Forecast, Wish, decide
-from pipeline.planner.model.shape import model_shape
 from pipeline.system.hardware_datasheet import SATA
 from pipeline.system.hardware_rates import measured_rates
 from pipeline.system.hardware_spec import described
 from tests.engine.streaming.large_model import PROMPT_TOKENS, SHAPE, write_model
 from tests.memory_limits import memory_group, was_out_of_memory
+from tests.planner.known_models import shape_of
 
 pytestmark = [pytest.mark.bench, pytest.mark.timeout(7200)]
 _LIMIT_BYTES, _MIB = 1500 * 2**20, 2**20
@@ -133,7 +133,7 @@ def forecast(home: Path, rows: int) -> Forecast:
     rates = measured_rates(home / "rates", home, again=True, unpacking=unpacking_rate)
     machine = replace(described(ram=f"{_LIMIT_BYTES // _MIB}MiB", disk="nvme:1000GB"), rates=rates)
     return decide(
-        model_shape(SHAPE), machine, Wish("nf4", "float32", 2048, rows=rows, longest_tokens=PROMPT_TOKENS + 8)
+        shape_of(SHAPE), machine, Wish("nf4", "float32", 2048, rows=rows, longest_tokens=PROMPT_TOKENS + 8)
     )
 
 

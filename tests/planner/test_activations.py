@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
-from pipeline.planner.model.shape import model_shape
+from pipeline.config import ModelConfig
+from pipeline.engine.model.meta_shape import meta_shape
 
 SIZES: dict[str, Any] = {
     "vocab_size": 500,
@@ -66,7 +67,7 @@ class Held(TorchDispatchMode):  # type: ignore[misc]  # torch ships it without t
 def test_the_peak_of_a_chunk(family: str, own: dict[str, Any], rows: int) -> None:
     config = AutoConfig.for_model(family, **{**SIZES, **own})
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").eval()
-    shape, tokens = model_shape(config.to_dict()), 256
+    shape, tokens = meta_shape(config, ModelConfig(id="small")), 256
     cache = DynamicCache(config=config)
     with Held(model) as held, torch.no_grad():
         ids = torch.ones(rows, tokens, dtype=torch.long)

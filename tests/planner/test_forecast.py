@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from pipeline.planner.forecast import Forecast, Wish, decide, describe
 from pipeline.planner.memory import LIBRARY_BYTES, PROCESS_BYTES
-from pipeline.planner.model.shape import model_shape
 from pipeline.system.hardware import Disk, Hardware, Rates
 from pipeline.system.hardware_spec import described
-from tests.planner.known_models import KNOWN
+from tests.planner.known_models import KNOWN, known_shape
 from tests.planner.loads import load_of
 
 GIB = 2**30
@@ -24,7 +23,7 @@ ORDER = ("does not fit", "split", "cache offloaded", "resident")
 def forecast(
     name: str, machine: Hardware, quantization: str = "none", context: int = 4096, **wish: Any
 ) -> Forecast:
-    return decide(model_shape(KNOWN[name].config), machine, Wish(quantization, "float16", context, **wish))
+    return decide(known_shape(name), machine, Wish(quantization, "float16", context, **wish))
 
 
 def words(found: Forecast) -> str:
@@ -49,9 +48,7 @@ def test_what_fits_stays_on_the_card() -> None:
 def test_what_does_not_fit_is_told_to_quantize_but_stays_as_asked() -> None:
     found = forecast("Llama 3 8B", with_disk(described("8GiB", "32GiB")))
     assert found.verdict == "split"
-    assert sum(found.weights_bytes.values()) == model_shape(KNOWN["Llama 3 8B"].config).weights_bytes(
-        "none", "float16"
-    )
+    assert sum(found.weights_bytes.values()) == known_shape("Llama 3 8B").weights_bytes("none", "float16")
     assert found.weights_bytes["device"] > 0
     assert found.weights_bytes["ram"] > 0
     assert any(
@@ -131,7 +128,7 @@ def test_short_documents_are_not_slowed_by_what_longer_ones_would_need() -> None
 
 
 def test_the_disk_holds_what_grows_and_memory_a_layer_at_a_time() -> None:
-    shape = model_shape(KNOWN["Gemma 2 9B"].config)
+    shape = known_shape("Gemma 2 9B")
     found = forecast(
         "Gemma 2 9B",
         with_disk(described(ram="64GiB")),

@@ -7,9 +7,8 @@ import time
 import pytest
 
 from pipeline.planner.forecast import Wish, decide
-from pipeline.planner.model.shape import model_shape
 from pipeline.system.hardware_spec import described
-from tests.planner.known_models import KNOWN
+from tests.planner.known_models import KNOWN, known_shape
 
 GIB = 2**30
 
@@ -17,7 +16,7 @@ GIB = 2**30
 @pytest.mark.parametrize("name", KNOWN)
 def test_parameters_are_the_published_ones(name: str) -> None:
     known = KNOWN[name]
-    shape = model_shape(known.config)
+    shape = known_shape(name)
     exact = isinstance(known.parameters, int)
     assert shape.parameters == (known.parameters if exact else pytest.approx(known.parameters, rel=0.01))
     if known.active is not None:
@@ -27,7 +26,7 @@ def test_parameters_are_the_published_ones(name: str) -> None:
 @pytest.mark.parametrize("name", KNOWN)
 def test_a_token_of_cache_weighs_what_its_heads_say(name: str) -> None:
     known = KNOWN[name]
-    shape = model_shape(known.config)
+    shape = known_shape(name)
     assert shape.attention() == known.attention
     assert shape.kv_bytes_per_token("bfloat16") == known.kv_bytes
 
@@ -36,18 +35,18 @@ def test_a_token_of_cache_weighs_what_its_heads_say(name: str) -> None:
 def test_each_is_planned_at_once(name: str) -> None:
     machine = described("24GiB", "64GiB")
     started = time.perf_counter()
-    decide(model_shape(KNOWN[name].config), machine, Wish("nf4", "bfloat16", 4096))
+    decide(known_shape(name), machine, Wish("nf4", "bfloat16", 4096))
     assert time.perf_counter() - started < 2
 
 
 def test_llama_2_7b_by_context() -> None:
-    shape = model_shape(KNOWN["Llama 2 7B"].config)
+    shape = known_shape("Llama 2 7B")
     assert [shape.kv_bytes(tokens, "float16") / GIB for tokens in (2048, 8192, 32768)] == [1, 4, 16]
     assert shape.kv_bytes_per_token("float16") // shape.layers == 16 * 1024
 
 
 def test_llama_2_70b_is_140_gb_and_about_38_in_four_bits() -> None:
-    shape = model_shape(KNOWN["Llama 2 70B"].config)
+    shape = known_shape("Llama 2 70B")
     assert shape.weights_bytes("none", "float16") == pytest.approx(138e9, rel=0.005)
     assert shape.bits_alone_bytes(4) == pytest.approx(34.5e9, rel=0.005)
     assert 36e9 < shape.weights_bytes("nf4", "float16") < 40e9
@@ -58,7 +57,7 @@ def test_llama_2_70b_is_140_gb_and_about_38_in_four_bits() -> None:
 
 
 def test_windows_cap_the_cache() -> None:
-    shape = model_shape(KNOWN["Gemma 3 1B"].config)
+    shape = known_shape("Gemma 3 1B")
     full = [layer for layer in shape.kinds if layer.kind == "full"]
     assert len(full) == 4  # every sixth of 26
     grown = shape.kv_bytes(20_000, "bfloat16") - shape.kv_bytes(10_000, "bfloat16")
@@ -69,9 +68,7 @@ def test_a_window_that_is_switched_off_is_none() -> None:
     """Mistral 7B v0.1 looks back 4,096 tokens in every layer; Qwen2.5 names one and does not use it; Mixtral
     has none.
     """
-    mistral, qwen, mixtral = (
-        model_shape(KNOWN[name].config) for name in ("Mistral 7B", "Qwen2.5 7B", "Mixtral 8x7B")
-    )
+    mistral, qwen, mixtral = (known_shape(name) for name in ("Mistral 7B", "Qwen2.5 7B", "Mixtral 8x7B"))
     assert {layer.window for layer in mistral.kinds} == {4096}
     # the newest token is there when it is needed
     assert mistral.kv_bytes(32_768, "bfloat16") == 4095 * 128 * 1024
@@ -81,7 +78,7 @@ def test_a_window_that_is_switched_off_is_none() -> None:
 
 
 def test_experts_stay_full_in_four_bits_and_that_is_said() -> None:
-    shape = model_shape(KNOWN["Mixtral 8x7B"].config)
+    shape = known_shape("Mixtral 8x7B")
     assert shape.weights_bytes("nf4", "bfloat16") > 0.95 * shape.weights_bytes("none", "bfloat16")
     forecast = decide(shape, described("24GiB", "64GiB"), Wish("nf4", "bfloat16", 4096))
     assert any("experts, which bitsandbytes does not shrink" in warning for warning in forecast.warnings)

@@ -8,12 +8,14 @@ from hypothesis import strategies as st
 from pipeline.engine.kv.slot_pool import class_capacity
 from pipeline.planner.forecast import Wish, decide
 from pipeline.planner.memory import FileBytes, head_copy_bytes, mapped_bytes, slot_tokens, slots_bytes, stored
-from pipeline.planner.model.shape import model_shape
+from pipeline.planner.model.shape import ModelShape
 from pipeline.planner.workload import Asked, Question, TaskLoad
 from pipeline.system.hardware_spec import described
-from tests.planner.known_models import KNOWN
+from tests.planner.known_models import known_shape
 
-DEMO = model_shape(KNOWN["SmolLM2 135M"].config)
+
+def demo() -> ModelShape:
+    return known_shape("SmolLM2 135M")
 
 
 @given(st.integers(1, 300_000))
@@ -22,34 +24,34 @@ def test_slots_are_those_of_the_engine(columns: int) -> None:
 
 
 def test_the_longest_rows_count() -> None:
-    per = DEMO.kv_bytes_per_token("float32")
-    assert slots_bytes(DEMO, "float32", 2, [100, 500, 60], 3) == (512 + 128) * per
-    assert slots_bytes(DEMO, "float32", 8, [100, 500, 60], 3) == (512 + 128 + 64) * per
-    assert slots_bytes(DEMO, "float32", 4, [100, 500], 200) == 4 * 512 * per  # each stands for a hundred
-    assert slots_bytes(DEMO, "float32", 5, [100, 500], 200) == 8 * 512 * per
-    assert slots_bytes(DEMO, "float32", 4, [0, 0], 2) == 0  # nothing is written, nothing is kept
+    per = demo().kv_bytes_per_token("float32")
+    assert slots_bytes(demo(), "float32", 2, [100, 500, 60], 3) == (512 + 128) * per
+    assert slots_bytes(demo(), "float32", 8, [100, 500, 60], 3) == (512 + 128 + 64) * per
+    assert slots_bytes(demo(), "float32", 4, [100, 500], 200) == 4 * 512 * per  # each stands for a hundred
+    assert slots_bytes(demo(), "float32", 5, [100, 500], 200) == 8 * 512 * per
+    assert slots_bytes(demo(), "float32", 4, [0, 0], 2) == 0  # nothing is written, nothing is kept
 
 
 def test_files_stay_mapped_where_weights_are_used_as_they_lie() -> None:
-    files = stored(DEMO, "float32", "float32")
-    assert files == FileBytes(DEMO.parameters * 4, same_numbers=True)
-    assert mapped_bytes(DEMO, files, "none", "float32", working=True) == 0  # the weights are those pages
-    shrunk = sum(weight.parameters for weight in DEMO.weights if weight.shrinks)
+    files = stored(demo(), "float32", "float32")
+    assert files == FileBytes(demo().parameters * 4, same_numbers=True)
+    assert mapped_bytes(demo(), files, "none", "float32", working=True) == 0  # the weights are those pages
+    shrunk = sum(weight.parameters for weight in demo().weights if weight.shrinks)
     for quantization in ("nf4", "int8"):  # embeddings and norms are; what was read to be shrunk stays beside
-        assert mapped_bytes(DEMO, files, quantization, "float32", working=True) == shrunk * 4
+        assert mapped_bytes(demo(), files, quantization, "float32", working=True) == shrunk * 4
 
 
 def test_files_in_other_numbers_are_mapped_while_they_are_read() -> None:
-    other = stored(DEMO, None, "float32")
-    assert other == FileBytes(DEMO.parameters * 2, same_numbers=False)
-    assert mapped_bytes(DEMO, other, "nf4", "float32", working=False) == DEMO.parameters * 2
-    assert mapped_bytes(DEMO, other, "nf4", "float32", working=True) == 0
+    other = stored(demo(), None, "float32")
+    assert other == FileBytes(demo().parameters * 2, same_numbers=False)
+    assert mapped_bytes(demo(), other, "nf4", "float32", working=False) == demo().parameters * 2
+    assert mapped_bytes(demo(), other, "nf4", "float32", working=True) == 0
 
 
 def test_many_logits_cost_a_copy_of_the_head() -> None:
-    assert head_copy_bytes(DEMO, "float32", 16, on_card=False) == 0
-    assert head_copy_bytes(DEMO, "float32", 17, on_card=False) == 49_152 * 576 * 4
-    assert head_copy_bytes(DEMO, "float32", 17, on_card=True) == 0
+    assert head_copy_bytes(demo(), "float32", 16, on_card=False) == 0
+    assert head_copy_bytes(demo(), "float32", 17, on_card=False) == 49_152 * 576 * 4
+    assert head_copy_bytes(demo(), "float32", 17, on_card=True) == 0
 
 
 def night(
@@ -63,7 +65,7 @@ def night(
         (Asked(tokens * 4, tokens, (Question(tokens, 0, new),)),),
     )
     wish = Wish(quantization, "float32", context, rows=rows, loads=(load,), stored_dtype="float32")
-    return decide(DEMO, described(ram="32GiB"), wish).ram_peak_bytes
+    return decide(demo(), described(ram="32GiB"), wish).ram_peak_bytes
 
 
 @given(
@@ -88,6 +90,6 @@ def test_the_process_is_part_of_the_peak() -> None:
     heavy = Wish("none", "float32", 512, process_bytes=900 * 2**20, stored_dtype="float32")
     machine = described(ram="16GiB")
     assert (
-        decide(DEMO, machine, heavy).ram_peak_bytes - decide(DEMO, machine, light).ram_peak_bytes
+        decide(demo(), machine, heavy).ram_peak_bytes - decide(demo(), machine, light).ram_peak_bytes
         == 800 * 2**20
     )

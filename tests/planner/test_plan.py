@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from pipeline.config import Config, parse_config
 from pipeline.errors import ConfigError, DoesNotFit
 from pipeline.planner.forecast import decide
-from pipeline.planner.model.shape import ModelShape, model_shape
+from pipeline.planner.model.shape import ModelShape, plain_shape
 from pipeline.planner.plan import plan_of, usable, weights_bytes, wish_of
 from pipeline.records import Plan
 from pipeline.system.hardware import Disk, Hardware, available_ram_bytes
+from tests.planner.known_models import known_shape
 
 GIB = 2**30
 LLAMA_2_7B = {
@@ -49,33 +50,31 @@ def planned(wanted: Config, shape: ModelShape, machine: Hardware) -> Plan:
 
 
 def test_llama_2_7b_keeps_half_a_mebibyte_a_token() -> None:
-    shape = model_shape(LLAMA_2_7B)
+    shape = plain_shape(LLAMA_2_7B)
     assert shape.kv_bytes_per_token("float16") == 32 * 16 * 1024  # 16 KiB a token and layer
     assert shape.kv_bytes_per_token("float16") * 2048 == GIB
     assert shape.attention() == "MHA"
 
 
 def test_grouped_and_multi_query_models() -> None:
-    gqa = model_shape({**LLAMA_2_7B, "num_hidden_layers": 64, "num_key_value_heads": 8, "head_dim": 128})
+    gqa = plain_shape({**LLAMA_2_7B, "num_hidden_layers": 64, "num_key_value_heads": 8, "head_dim": 128})
     assert gqa.kv_bytes_per_token("bfloat16") == 256 * 1024
     assert gqa.attention() == "GQA"
-    falcon = model_shape(
-        {"n_layer": 32, "n_head": 71, "hidden_size": 4544, "multi_query": True, "vocab_size": 65024}
-    )
+    falcon = known_shape("Falcon 7B")
     assert (falcon.kv_heads, falcon.head_dim, falcon.attention()) == (1, 64, "MQA")
 
 
 def test_text_configurations_inside_others_are_found() -> None:
-    assert model_shape({"model_type": "outer", "text_config": LLAMA_2_7B}).layers == 32
+    assert plain_shape({"model_type": "outer", "text_config": LLAMA_2_7B}).layers == 32
 
 
 def test_an_unknown_shape_names_what_is_missing() -> None:
     with pytest.raises(ConfigError, match="num_hidden_layers"):
-        model_shape({"model_type": "odd", "hidden_size": 8, "num_attention_heads": 2})
+        plain_shape({"model_type": "odd", "hidden_size": 8, "num_attention_heads": 2})
 
 
 def test_weights_of_llama_2_7b() -> None:
-    shape = model_shape(LLAMA_2_7B)
+    shape = plain_shape(LLAMA_2_7B)
     # 6.74 billion parameters, head counted once
     assert weights_bytes(shape, "none", "float16") == pytest.approx(13.2e9, rel=0.03)
     assert weights_bytes(shape, "nf4", "float16") == pytest.approx(3.6e9, rel=0.05)
@@ -83,7 +82,7 @@ def test_weights_of_llama_2_7b() -> None:
 
 @given(st.integers(8, 200), st.integers(0, 200))
 def test_more_memory_never_plans_less(ram_gib: int, more_gib: int) -> None:
-    shape = model_shape(LLAMA_2_7B)
+    shape = plain_shape(LLAMA_2_7B)
     small = planned(config(), shape, Hardware(4, ram_gib * GIB))
     large = planned(config(), shape, Hardware(4, (ram_gib + more_gib) * GIB))
     assert small.batch_tokens <= large.batch_tokens
@@ -91,11 +90,11 @@ def test_more_memory_never_plans_less(ram_gib: int, more_gib: int) -> None:
 
 def test_what_does_not_fit_is_one_sentence_with_remedies() -> None:
     with pytest.raises(DoesNotFit, match=r"0 B are left .* nf4"):
-        planned(config(), model_shape(LLAMA_2_7B), Hardware(4, 3 * GIB))
+        planned(config(), plain_shape(LLAMA_2_7B), Hardware(4, 3 * GIB))
 
 
 def test_the_context_is_capped_and_never_raised() -> None:
-    shape = model_shape(LLAMA_2_7B)
+    shape = plain_shape(LLAMA_2_7B)
     assert (
         planned(config(model={"context_tokens": 1024}), shape, Hardware(4, 32 * GIB)).context_tokens == 1024
     )
@@ -104,7 +103,7 @@ def test_the_context_is_capped_and_never_raised() -> None:
 
 
 def test_placement_is_explained() -> None:
-    shape = model_shape(LLAMA_2_7B)
+    shape = plain_shape(LLAMA_2_7B)
     plan = planned(config(), shape, Hardware(4, 32 * GIB))
     assert plan.placement == "device"
     assert any("without a GPU" in reason for reason in plan.reasons)
@@ -122,7 +121,7 @@ def test_placement_is_explained() -> None:
 
 
 def test_a_lossy_placement_is_never_taken_by_itself() -> None:
-    shape = model_shape(LLAMA_2_7B)
+    shape = plain_shape(LLAMA_2_7B)
     small = Hardware(4, 6 * GIB, disks=(Disk("/", 100 * GIB),))
     tight = planned(config(), shape, small)
     assert tight.placement in ("device", "offloaded", "disk")

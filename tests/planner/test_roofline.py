@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pipeline.planner.budget import Wish
 from pipeline.planner.forecast import decide
-from pipeline.planner.model.shape import ModelShape, model_shape
+from pipeline.planner.model.shape import ModelShape
 from pipeline.planner.roofline import (
     Duration,
     Speed,
@@ -23,11 +23,16 @@ from pipeline.planner.roofline import (
 from pipeline.system.hardware import Rates
 from pipeline.system.hardware_datasheet import Link
 from pipeline.system.hardware_spec import described
-from tests.planner.known_models import KNOWN
+from tests.planner.known_models import KNOWN, known_shape, shape_of
 from tests.planner.loads import load_of
 
 GIB = 2**30
-LLAMA = model_shape(KNOWN["Llama 2 7B"].config)
+
+
+def llama() -> ModelShape:
+    return known_shape("Llama 2 7B")
+
+
 RATES = Rates("a test", memory_bytes_per_second=1e12, matmul_per_second=1e14, disk_read_bytes_per_second=2e9)
 LARGE_CARD = described("80GiB", "64GiB")
 ROOF = Speed(RATES, prefill_share=1.0, decode_share=1.0)
@@ -35,41 +40,41 @@ ROOF = Speed(RATES, prefill_share=1.0, decode_share=1.0)
 
 def test_a_gib_takes_43_ms_and_16_gib_over_half_a_second() -> None:
     assert transfer_seconds(GIB, 25e9) == pytest.approx(0.043, abs=0.0005)
-    assert transfer_seconds(LLAMA.kv_bytes(32768, "float16"), Link(4, 16).pinned_bytes_per_second) > 0.6
+    assert transfer_seconds(llama().kv_bytes(32768, "float16"), Link(4, 16).pinned_bytes_per_second) > 0.6
 
 
 def test_prefill_is_two_operations_a_weight_and_token() -> None:
-    body = LLAMA.parameters - 2 * 32000 * 4096
-    one = prefill_operations(LLAMA, 1000)
+    body = llama().parameters - 2 * 32000 * 4096
+    one = prefill_operations(llama(), 1000)
     assert one == pytest.approx(2 * body * 1000 + 2 * 32000 * 4096 + 4 * 4096 * 32 * 1000 * 500, rel=1e-3)
-    assert prefill_seconds(LLAMA, 1000, ROOF) == pytest.approx(one / 1e14)
+    assert prefill_seconds(llama(), 1000, ROOF) == pytest.approx(one / 1e14)
 
 
 def test_a_prefix_that_is_there_costs_attention_only() -> None:
-    assert prefill_operations(LLAMA, 1000, 1000) < prefill_operations(LLAMA, 2000)
-    both = prefill_operations(LLAMA, 1000) + prefill_operations(LLAMA, 1000, 1000)
-    assert both == pytest.approx(prefill_operations(LLAMA, 2000), rel=1e-3)
+    assert prefill_operations(llama(), 1000, 1000) < prefill_operations(llama(), 2000)
+    both = prefill_operations(llama(), 1000) + prefill_operations(llama(), 1000, 1000)
+    assert both == pytest.approx(prefill_operations(llama(), 2000), rel=1e-3)
 
 
 def test_a_window_bounds_attention() -> None:
     gemma, whole = (
-        model_shape(KNOWN["Mistral 7B"].config),
-        model_shape({**KNOWN["Mistral 7B"].config, "sliding_window": None}),
+        known_shape("Mistral 7B"),
+        shape_of({**KNOWN["Mistral 7B"].config, "sliding_window": None}),
     )
     assert prefill_operations(gemma, 4000) == prefill_operations(whole, 4000)
     assert prefill_operations(gemma, 32000) < prefill_operations(whole, 32000)
 
 
 def test_decoding_alone_reads_all_weights_and_the_cache() -> None:
-    step = decode_step(LLAMA, ROOF, quantization="none", dtype="float16", rows=1, tokens=2048)
-    read = LLAMA.weights_bytes("none", "float16") - 32000 * 4096 * 2  # a look-up table is not read through
+    step = decode_step(llama(), ROOF, quantization="none", dtype="float16", rows=1, tokens=2048)
+    read = llama().weights_bytes("none", "float16") - 32000 * 4096 * 2  # a look-up table is not read through
     assert step.resident_seconds == pytest.approx((read + GIB) / 1e12)
     assert step.slowdown == 1
 
 
 def test_rows_share_the_weights() -> None:
     one, many = (
-        decode_step(LLAMA, ROOF, quantization="none", dtype="float16", rows=rows, tokens=128)
+        decode_step(llama(), ROOF, quantization="none", dtype="float16", rows=rows, tokens=128)
         for rows in (1, 8)
     )
     assert one.weights_seconds == many.weights_seconds
@@ -78,7 +83,7 @@ def test_rows_share_the_weights() -> None:
 
 
 def test_experts_that_nobody_chooses_are_not_read() -> None:
-    mixtral = model_shape(KNOWN["Mixtral 8x7B"].config)
+    mixtral = known_shape("Mixtral 8x7B")
     one, many = (mixtral.read_bytes_per_step("none", "float16", rows) for rows in (1, 64))
     assert one == pytest.approx(2 * 12.9e9, rel=0.02)
     assert many == pytest.approx(2 * 46.7e9, rel=0.02)
@@ -87,7 +92,7 @@ def test_experts_that_nobody_chooses_are_not_read() -> None:
 def test_offloading_is_hidden_only_behind_longer_work() -> None:
     def step(moved: int) -> float:
         return decode_step(
-            LLAMA,
+            llama(),
             ROOF,
             quantization="none",
             dtype="float16",
@@ -104,16 +109,16 @@ def test_offloading_is_hidden_only_behind_longer_work() -> None:
 def test_unpacking_nf4_slows_a_processor_down() -> None:
     slow = Speed(Rates("a test", 1e12, 1e14, dequantize_weights_per_second=0.4e9), 1.0, 1.0)
     args = {"quantization": "nf4", "dtype": "float32", "rows": 1, "tokens": 128}
-    assert decode_step(LLAMA, slow, **args).seconds > 100 * decode_step(LLAMA, ROOF, **args).seconds  # type: ignore[arg-type]
+    assert decode_step(llama(), slow, **args).seconds > 100 * decode_step(llama(), ROOF, **args).seconds  # type: ignore[arg-type]
 
 
 def test_calibrated_rates_replace_the_formulas() -> None:
     calibrated = Speed(
         Rates("bench", 1e12, 1e14, 2e9, prefill_tokens_per_second=400.0, decode_tokens_per_second=10.0)
     )
-    assert prefill_seconds(LLAMA, 2000, calibrated) == 5
+    assert prefill_seconds(llama(), 2000, calibrated) == 5
     assert decode_step(
-        LLAMA, calibrated, quantization="nf4", dtype="float16", rows=1, tokens=99
+        llama(), calibrated, quantization="nf4", dtype="float16", rows=1, tokens=99
     ).seconds == pytest.approx(0.1)
 
 
@@ -134,7 +139,7 @@ def duration(
 ) -> Duration:
     """As a card that holds all of it is planned for such documents."""
     load = load_of(lengths, documents, new_tokens, **{"instructions": 100, **more})
-    found = decide(LLAMA, LARGE_CARD, Wish("none", "float16", 8192, rows=rows, loads=(load,)))
+    found = decide(llama(), LARGE_CARD, Wish("none", "float16", 8192, rows=rows, loads=(load,)))
     assert (found.verdict, found.rows) == ("resident", rows)
     assert found.work is not None
     return found.work
@@ -143,8 +148,8 @@ def duration(
 def test_documents_an_hour() -> None:
     speed = Speed(LARGE_CARD.rates)
     found = duration([1000] * 10, 10, rows=5, shared=100)
-    reading = 10 * prefill_seconds(LLAMA, 1000, speed, 100) + prefill_seconds(LLAMA, 100, speed)
-    step = decode_step(LLAMA, speed, quantization="none", dtype="float16", rows=5, tokens=1164)
+    reading = 10 * prefill_seconds(llama(), 1000, speed, 100) + prefill_seconds(llama(), 100, speed)
+    step = decode_step(llama(), speed, quantization="none", dtype="float16", rows=5, tokens=1164)
     assert found.seconds == pytest.approx(reading + 2 * 64 * step.seconds)
     assert found.documents_per_hour == pytest.approx(36000 / found.seconds)
     assert found.range_seconds == (found.seconds, found.seconds)  # all were counted
@@ -176,11 +181,11 @@ def test_more_work_never_takes_less_time(lengths: list[int], documents: int, out
     assert seconds(lengths, documents, output + 1) >= base
     assert seconds(lengths, documents, output, instructions=200) >= base
     shared = duration(lengths, documents, output, characters_a_token=0, shared=100).seconds
-    assert shared <= (base + prefill_seconds(LLAMA, 100, Speed(LARGE_CARD.rates))) * (1 + 1e-9)
+    assert shared <= (base + prefill_seconds(llama(), 100, Speed(LARGE_CARD.rates))) * (1 + 1e-9)
 
 
 def test_recurrent_models_are_timed_too() -> None:
-    mamba = model_shape(KNOWN["Mamba 2.8B"].config)
+    mamba = known_shape("Mamba 2.8B")
     assert prefill_operations(mamba, 2000) == pytest.approx(2 * prefill_operations(mamba, 1000), rel=0.01)
     short, long = (
         decode_step(mamba, ROOF, quantization="none", dtype="float16", rows=1, tokens=tokens)
@@ -208,7 +213,7 @@ def test_memory_is_monotone(shape: ModelShape, tokens: int, rows: int) -> None:
 
 @given(st.sampled_from(sorted(KNOWN)), st.integers(0, 40 * GIB), st.integers(0, GIB))
 def test_what_fits_fits_and_one_more_does_not(name: str, free: int, more: int) -> None:
-    shape = model_shape(KNOWN[name].config)
+    shape = known_shape(name)
     tokens = shape.tokens_in(free, "bfloat16")
     if tokens < 0:
         assert shape.kv_bytes(10**7, "bfloat16") <= free

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pipeline.planner.budget import StoreWish, Wish
 from pipeline.planner.forecast import Forecast, decide, describe
-from pipeline.planner.model.shape import model_shape
+from pipeline.planner.model.shape import ModelShape
 from pipeline.planner.roofline import Speed, prefill_seconds
 from pipeline.planner.store_policy import crossover_tokens, document_bytes
 from pipeline.planner.workload import Asked, Question, TaskLoad
@@ -21,11 +21,18 @@ from pipeline.stores.kv.io_speed import worth_loading
 from pipeline.stores.kv.sizes import entry_bytes
 from pipeline.system.hardware import Disk, Rates
 from pipeline.system.hardware_spec import described
-from tests.planner.known_models import KNOWN
+from tests.planner.known_models import known_shape
 from tests.planner.loads import load_of
 
-LLAMA = model_shape(KNOWN["Llama 2 7B"].config)
-GEMMA = model_shape(KNOWN["Gemma 2 9B"].config)
+
+def llama() -> ModelShape:
+    return known_shape("Llama 2 7B")
+
+
+def gemma() -> ModelShape:
+    return known_shape("Gemma 2 9B")
+
+
 MACHINE = replace(described("24GiB", "64GiB"), disks=(Disk("/", 2 * 10**12),))
 WISH = Wish("none", "float16", 4096)
 
@@ -38,7 +45,7 @@ def forecast(tokens: int = 2000, **wish: Any) -> Forecast:
         "loads": (load_of([tokens] * 50, 50, 64, instructions=100, shared=100),),
         **wish,
     }
-    return decide(model_shape(KNOWN["Llama 3 8B"].config), MACHINE, replace(WISH, store=store, **given))
+    return decide(known_shape("Llama 3 8B"), MACHINE, replace(WISH, store=store, **given))
 
 
 def words(found: Forecast) -> str:
@@ -46,26 +53,29 @@ def words(found: Forecast) -> str:
 
 
 def test_a_document_takes_what_the_store_says() -> None:
-    assert document_bytes(LLAMA, 1000, WISH) == entry_bytes([(32, 128, 128)] * 32, 1000, element_bytes=2)
-    small = document_bytes(LLAMA, 1000, replace(WISH, store=StoreWish(storage_format="int4")))
-    assert small < document_bytes(LLAMA, 1000, WISH) / 3
-    assert document_bytes(LLAMA, 1000, WISH) == pytest.approx(LLAMA.kv_bytes(1000, "float16"), rel=0.01)
+    assert document_bytes(llama(), 1000, WISH) == entry_bytes([(32, 128, 128)] * 32, 1000, element_bytes=2)
+    small = document_bytes(llama(), 1000, replace(WISH, store=StoreWish(storage_format="int4")))
+    assert small < document_bytes(llama(), 1000, WISH) / 3
+    assert document_bytes(llama(), 1000, WISH) == pytest.approx(llama().kv_bytes(1000, "float16"), rel=0.01)
 
 
 def test_windows_are_stored_as_far_as_they_reach() -> None:
-    assert document_bytes(GEMMA, 8000, WISH) == pytest.approx(GEMMA.kv_bytes(8000, "float16"), rel=0.01)
-    grown = document_bytes(GEMMA, 8001, WISH) - document_bytes(GEMMA, 8000, WISH)
-    assert grown == pytest.approx(GEMMA.growing_bytes_per_token("float16"), rel=0.01)
+    assert document_bytes(gemma(), 8000, WISH) == pytest.approx(gemma().kv_bytes(8000, "float16"), rel=0.01)
+    grown = document_bytes(gemma(), 8001, WISH) - document_bytes(gemma(), 8000, WISH)
+    assert grown == pytest.approx(gemma().growing_bytes_per_token("float16"), rel=0.01)
 
 
 @given(st.floats(1e7, 1e11), st.floats(1e11, 1e15))
 def test_the_crossover_is_where_the_store_changes_its_mind(disk: float, matmul: float) -> None:
     speed = Speed(Rates("a test", 1e12, matmul, disk), 1.0, 1.0)
-    found = crossover_tokens(LLAMA, speed, WISH)
+    found = crossover_tokens(llama(), speed, WISH)
 
     def pays(tokens: int) -> bool:
         return worth_loading(
-            document_bytes(LLAMA, tokens, WISH), disk, tokens, tokens / prefill_seconds(LLAMA, tokens, speed)
+            document_bytes(llama(), tokens, WISH),
+            disk,
+            tokens,
+            tokens / prefill_seconds(llama(), tokens, speed),
         )
 
     if found is None:
@@ -78,21 +88,21 @@ def test_the_crossover_is_where_the_store_changes_its_mind(disk: float, matmul: 
 
 def test_a_store_that_was_measured_counts_more_than_the_disk() -> None:
     speed = Speed(Rates("a test", 1e12, 1e14, 3e9), 1.0, 1.0)
-    fast = crossover_tokens(LLAMA, speed, WISH)
-    slow = crossover_tokens(LLAMA, speed, replace(WISH, store=StoreWish(read_bytes_per_second=1e9)))
+    fast = crossover_tokens(llama(), speed, WISH)
+    slow = crossover_tokens(llama(), speed, replace(WISH, store=StoreWish(read_bytes_per_second=1e9)))
     assert fast is not None
     assert slow is None or slow > fast
 
 
 def test_on_a_slow_disk_a_calibrated_model_never_loads() -> None:
     speed = Speed(Rates("bench", 1e12, 1e14, 1e6, prefill_tokens_per_second=1000.0))
-    assert crossover_tokens(LLAMA, speed, WISH) is None
+    assert crossover_tokens(llama(), speed, WISH) is None
 
 
 def test_what_is_asked_again_is_kept() -> None:
     several = forecast()
     assert several.keep_documents
-    assert several.store_bytes == 50 * document_bytes(model_shape(KNOWN["Llama 3 8B"].config), 2000, WISH)
+    assert several.store_bytes == 50 * document_bytes(known_shape("Llama 3 8B"), 2000, WISH)
     assert several.disk_peak_bytes == several.store_bytes
     assert "the document comes first" in words(several)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.planner.model.shape import ModelShape, model_shape
+from pipeline.planner.model.shape import ModelShape
 from pipeline.planner.tables import (
     CARD_GIB,
     attention_table,
@@ -15,13 +15,13 @@ from pipeline.planner.tables import (
     render_sizes,
     sizes_table,
 )
-from tests.planner.known_models import KNOWN
+from tests.planner.known_models import KNOWN, known_shape
 
 GIB = 2**30
 
 
 def test_llama_2_7b_by_context_and_link() -> None:
-    shape = model_shape(KNOWN["Llama 2 7B"].config)
+    shape = known_shape("Llama 2 7B")
     rows = {row.tokens: row for row in cache_table(shape, "float16")}
     assert [rows[tokens].cache_bytes // GIB for tokens in (2048, 8192, 32768)] == [1, 4, 16]
     assert rows[2048].seconds["PCIe 4.0 x16"] == pytest.approx(0.043, abs=0.001)
@@ -40,10 +40,8 @@ def test_nine_gib_hold_eight_times_more_with_an_eighth_of_the_heads() -> None:
 
 
 def test_other_kinds_of_attention_stand_alone() -> None:
-    assert [
-        row.attention for row in attention_table(model_shape(KNOWN["DeepSeek V3"].config), "bfloat16", GIB)
-    ] == ["MLA"]
-    mamba = attention_table(model_shape(KNOWN["Mamba 2.8B"].config), "bfloat16", GIB)
+    assert [row.attention for row in attention_table(known_shape("DeepSeek V3"), "bfloat16", GIB)] == ["MLA"]
+    mamba = attention_table(known_shape("Mamba 2.8B"), "bfloat16", GIB)
     assert mamba[0].tokens == -1
 
 
@@ -75,14 +73,12 @@ def test_what_fits_in_a_card_fits_in_a_larger_one() -> None:
 
 
 def test_tables_are_text_with_every_row() -> None:
-    shape = model_shape(KNOWN["Llama 2 7B"].config)
+    shape = known_shape("Llama 2 7B")
     text = render_cache(shape, "float16", cache_table(shape, "float16"))
     assert "32,768" in text
     assert "16.0 GiB" in text
     assert "\x1b" not in text
-    assert "no limit" in render_attention(
-        GIB, attention_table(model_shape(KNOWN["Mamba 2.8B"].config), "bfloat16", GIB)
-    )
+    assert "no limit" in render_attention(GIB, attention_table(known_shape("Mamba 2.8B"), "bfloat16", GIB))
     sizes = render_sizes(sizes_table(common_sizes()))
     assert all(name in sizes for name, _ in common_sizes())
     assert "…" not in text + sizes

@@ -13,16 +13,24 @@ from hypothesis import strategies as st
 from pipeline.planner.budget import Need, rooms
 from pipeline.planner.forecast import Forecast, Wish, decide, describe
 from pipeline.planner.memory import LIBRARY_BYTES, PROCESS_BYTES
-from pipeline.planner.model.shape import model_shape
+from pipeline.planner.model.shape import ModelShape
 from pipeline.planner.roofline import fetch_seconds
 from pipeline.planner.weight_streaming import best_sweep, micro_batch_rows
 from pipeline.system.hardware import Disk, Hardware, Rates
 from pipeline.system.hardware_spec import described
-from tests.planner.known_models import KNOWN
+from tests.planner.known_models import known_shape
 
 GIB, MIB = 2**30, 2**20
-TINY = model_shape(KNOWN["TinyLlama 1.1B"].config)
-LARGE = model_shape(KNOWN["Llama 2 70B"].config)
+
+
+def tiny() -> ModelShape:
+    return known_shape("TinyLlama 1.1B")
+
+
+def large() -> ModelShape:
+    return known_shape("Llama 2 70B")
+
+
 # Two cores: memory, products, a disk, nf4 unpacked at a billion numbers a second.
 CORES = Rates("a test", 10e9, 100e9, 1.5e9, 1e9, dequantize_weights_per_second=1e9)
 
@@ -32,7 +40,7 @@ def machine(ram: str, rates: Rates = CORES, disk_bytes: int = 10**11) -> Hardwar
 
 
 def tight(ram: str = "1500MiB", rates: Rates = CORES, **wish: Any) -> Forecast:
-    return decide(TINY, machine(ram, rates), Wish("nf4", "float32", 1024, **{"longest_tokens": 64, **wish}))
+    return decide(tiny(), machine(ram, rates), Wish("nf4", "float32", 1024, **{"longest_tokens": 64, **wish}))
 
 
 def pace(found: Forecast) -> float:
@@ -65,7 +73,7 @@ def test_what_sets_the_pace_is_named() -> None:
 
 def test_a_sweep_leaves_out_tables_of_which_rows_are_read() -> None:
     found = tight("900MiB")
-    embeddings = TINY.vocabulary * TINY.hidden * 4
+    embeddings = tiny().vocabulary * tiny().hidden * 4
     assert found.transfer_bytes == found.weights_bytes["disk"] - embeddings
 
 
@@ -85,14 +93,14 @@ def test_where_no_layer_fits_single_matrices_do() -> None:
     assert layers is not None
     assert modules is not None
     assert (layers.grain, modules.grain) == ("layer", "module")
-    plain_layer = 4 * sum(weight.parameters for weight in TINY.weights if weight.shrinks) // TINY.layers
+    plain_layer = 4 * sum(weight.parameters for weight in tiny().weights if weight.shrinks) // tiny().layers
     assert modules.working_bytes < plain_layer / 2 < layers.working_bytes
     assert tight("500MiB").verdict == "does not fit"
 
 
 def test_caches_on_the_disk_must_fit_there() -> None:
     wish = Wish("nf4", "float32", 1024, rows=8, cache_place="disk")
-    large, small = (decide(TINY, machine("900MiB", disk_bytes=size), wish) for size in (10**10, 10**6))
+    large, small = (decide(tiny(), machine("900MiB", disk_bytes=size), wish) for size in (10**10, 10**6))
     assert (large.verdict, large.cache_place) == ("split", "disk")
     assert small.verdict == "does not fit"
     assert "RAM and disk together do not hold it" in "\n".join(describe(small))
@@ -112,11 +120,11 @@ def test_few_rows_of_short_documents_have_room_for_a_prompt() -> None:
     for rows in (1, 2, 4):
         found = tight("1300MiB", rows=rows)
         assert found.verdict == "split"
-        assert found.batch_tokens >= 512 or found.cache_room_bytes >= TINY.kv_bytes(512, "float32")
+        assert found.batch_tokens >= 512 or found.cache_room_bytes >= tiny().kv_bytes(512, "float32")
 
 
 def test_all_experts_of_a_layer_are_one_unit() -> None:
-    mixture = model_shape(KNOWN["Mixtral 8x7B"].config)
+    mixture = known_shape("Mixtral 8x7B")
     experts = mixture.largest_module_bytes("nf4", "bfloat16")
     assert experts == pytest.approx(8 * 3 * 4096 * 14336 * 2)
     found = decide(mixture, machine("12GiB"), Wish("nf4", "bfloat16", 1024))
@@ -130,7 +138,7 @@ def test_only_the_first_of_several_cards_is_streamed_through() -> None:
         replace(described(vram, "64GiB"), disks=(Disk("/", 10**12),)) for vram in ("16GiB", "2x16GiB")
     )
     wish = Wish("nf4", "float16", 4096, longest_tokens=1000)
-    assert decide(LARGE, one, wish).sweep == decide(LARGE, two, wish).sweep
+    assert decide(large(), one, wish).sweep == decide(large(), two, wish).sweep
 
 
 def test_weights_that_do_not_fit_and_may_not_be_streamed_leave_no_room() -> None:
@@ -153,7 +161,7 @@ def test_on_a_card_disk_and_link_work_side_by_side() -> None:
     assert fetch_seconds(1, 0, replace(rates, disk_read_bytes_per_second=None), on_card=True) is None
     card = replace(described("24GiB", "64GiB"), disks=(Disk("/", 10**12),), rates=rates)
     found, alone = (
-        decide(LARGE, card, Wish("nf4", "float16", 4096, longest_tokens=1000, rows=rows))
+        decide(large(), card, Wish("nf4", "float16", 4096, longest_tokens=1000, rows=rows))
         for rows in (None, 1)
     )
     assert (found.verdict, alone.verdict) == ("split", "split")
@@ -163,7 +171,7 @@ def test_on_a_card_disk_and_link_work_side_by_side() -> None:
 
 
 def test_micro_batches_decode_in_the_memory_of_a_prefill_chunk() -> None:
-    for shape in (TINY, LARGE):
+    for shape in (tiny(), large()):
         rows = micro_batch_rows(shape, "float32", 1024, 2048)
         assert rows >= 32
         assert rows == 32 or shape.activation_bytes(rows, "float32", rows, 2048) <= shape.activation_bytes(
@@ -175,18 +183,19 @@ def test_micro_batches_decode_in_the_memory_of_a_prefill_chunk() -> None:
 def test_never_more_than_the_device_holds(mib: int, more: int, tokens: int, quantization: str) -> None:
     wish = Wish(quantization, "float32", 1024, longest_tokens=tokens)
     have = rooms(machine(f"{mib}MiB"))
-    need = Need.of(TINY, wish, have.chunk_tokens, have.on_card)
-    found = best_sweep(TINY, need, have, wish, "device", CORES, have.chunk_tokens)
+    need = Need.of(tiny(), wish, have.chunk_tokens, have.on_card)
+    found = best_sweep(tiny(), need, have, wish, "device", CORES, have.chunk_tokens)
     if found is None:
         return
     caches = need.row_bytes * found.rows
     assert found.weights["device"] + found.working_bytes + found.pass_bytes + caches <= have.device_bytes
     assert sum(found.weights.values()) == need.weights_bytes
     assert (
-        found.weights["device"] + found.swept_bytes + TINY.vocabulary * TINY.hidden * 4 == need.weights_bytes
+        found.weights["device"] + found.swept_bytes + tiny().vocabulary * tiny().hidden * 4
+        == need.weights_bytes
     )
     roomier = best_sweep(
-        TINY, need, rooms(machine(f"{mib + more}MiB")), wish, "device", CORES, have.chunk_tokens
+        tiny(), need, rooms(machine(f"{mib + more}MiB")), wish, "device", CORES, have.chunk_tokens
     )
     assert roomier is not None
 
@@ -205,7 +214,7 @@ def test_max_memory_bounds_weights_not_what_works_beside_them() -> None:
 
 def test_plain_weights_are_streamed_where_the_page_cache_cannot_hold_what_would_be_offloaded() -> None:
     small, large = (replace(machine(f"{gib}GiB"), disks=(Disk("/", 10**12),)) for gib in (3, 16))
-    found = decide(TINY, small, Wish("none", "float32", 1024, longest_tokens=500))
+    found = decide(tiny(), small, Wish("none", "float32", 1024, longest_tokens=500))
     assert found.verdict == "split"
     assert found.sweep is not None
     assert found.ram_mapped_bytes == 0
@@ -213,9 +222,9 @@ def test_plain_weights_are_streamed_where_the_page_cache_cannot_hold_what_would_
     assert "page cache cannot hold what is on the disk" in words
     assert "- weights are streamed: " in words
     # not even a sweep holds: as before
-    assert decide(TINY, small, Wish("none", "float32", 1024, most_weights_in_ram=2**20)).sweep is None
-    held = decide(TINY, large, Wish("none", "float32", 1024, longest_tokens=500, most_weights_in_ram=2**30))
+    assert decide(tiny(), small, Wish("none", "float32", 1024, most_weights_in_ram=2**20)).sweep is None
+    held = decide(tiny(), large, Wish("none", "float32", 1024, longest_tokens=500, most_weights_in_ram=2**30))
     assert (held.verdict, held.sweep) == ("split", None)  # plain offload: pages are used where they lie
     assert "unquantized weights may be split" in "\n".join(describe(held))
-    kept = decide(TINY, small, Wish("none", "float32", 1024, longest_tokens=500, may_stream=False))
+    kept = decide(tiny(), small, Wish("none", "float32", 1024, longest_tokens=500, may_stream=False))
     assert (kept.verdict, kept.sweep) == ("split", None)

@@ -9,13 +9,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.config import Config, parse_config
-from pipeline.planner.model.shape import model_shape
 from pipeline.planner.roofline import Speed, decode_step, prefill_seconds
 from pipeline.prepare.measured_speeds import MeasuredSpeeds, calibrated, recall, remember
 from pipeline.system.hardware_spec import described
-from tests.planner.known_models import KNOWN
-
-DEMO = model_shape(KNOWN["SmolLM2 135M"].config)
+from tests.planner.known_models import known_shape
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +67,7 @@ def test_a_file_that_is_not_ours_is_none(tmp_path: Path, content: str) -> None:
 
 
 def test_the_plan_obeys_what_was_measured() -> None:
+    demo = known_shape("SmolLM2 135M")
     seen = MeasuredSpeeds(
         prefill_tokens_per_second=400.0,
         prefill_at_tokens=512,
@@ -80,9 +78,9 @@ def test_the_plan_obeys_what_was_measured() -> None:
     machine = calibrated(described(ram="16GiB"), seen)
     assert machine.rates.origin == "measured with this model"
     speed = Speed(machine.rates)
-    assert prefill_seconds(DEMO, 512, speed) == pytest.approx(512 / 400)
-    assert prefill_seconds(DEMO, 2048, speed) > 4 * 512 / 400  # attention grows faster than the text
-    step = decode_step(DEMO, speed, quantization="none", dtype="float32", rows=16, tokens=500)
+    assert prefill_seconds(demo, 512, speed) == pytest.approx(512 / 400)
+    assert prefill_seconds(demo, 2048, speed) > 4 * 512 / 400  # attention grows faster than the text
+    step = decode_step(demo, speed, quantization="none", dtype="float32", rows=16, tokens=500)
     assert 16 / step.seconds == pytest.approx(120)
-    fewer = decode_step(DEMO, speed, quantization="none", dtype="float32", rows=1, tokens=500)
+    fewer = decode_step(demo, speed, quantization="none", dtype="float32", rows=1, tokens=500)
     assert fewer.seconds <= step.seconds

@@ -1,29 +1,25 @@
-"""The facts of a model that transformers can build, from its configuration alone: by the planner's line for
-its family, which takes no time, else by the model itself, built without weights.
-"""
+"""The facts of a model that transformers can build: by the model itself, built without weights."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from pipeline.config import ModelConfig
 from pipeline.engine.interface import ModelFacts
 from pipeline.engine.model.meta_shape import meta_shape
-from pipeline.errors import CannotPlan
-from pipeline.planner.model.shape import ModelShape, model_shape
+from pipeline.errors import CannotPlan, ConfigError
+from pipeline.planner.model.shape import ModelShape, plain_shape
+
+_WORDS = 300  # characters of another's error that a sentence takes in
 
 
-def model_facts(built: Any, *, trust_remote_code: bool = False) -> ModelFacts:
-    """Of a configuration that transformers has read. A model of which neither the planner nor the library can
-    say what it keeps is taken for a Llama, and that is said. Raises ConfigError where even that cannot be.
+def model_facts(built: Any, config: ModelConfig) -> ModelFacts:
+    """Of a configuration that transformers has read. A model that cannot be asked is taken for a plain
+    decoder, and that is said. Raises CannotPlan where not even that can be.
     """
     described = built.to_dict()
-    shape, cannot_plan = model_shape(described, rough=True), None
-    try:
-        shape = model_shape(described)
-    except CannotPlan as error:
-        found = _asked(built, trust_remote_code)
-        shape, cannot_plan = found or shape, None if found else str(error)
+    shape, cannot_plan = _shape(built, described, config)
     stored_as, method = stored_quantization(described)
     if method is not None and stored_as is None:
         cannot_plan = cannot_plan or (
@@ -40,12 +36,26 @@ def model_facts(built: Any, *, trust_remote_code: bool = False) -> ModelFacts:
     )
 
 
-def _asked(built: Any, trust_remote_code: bool) -> ModelShape | None:
-    """What the model itself says; None where it cannot be asked."""
+def _shape(built: Any, described: Mapping[str, Any], config: ModelConfig) -> tuple[ModelShape, str | None]:
+    """What the model itself says; else that of a plain decoder, and why."""
     try:
-        return meta_shape(built, trust_remote_code=trust_remote_code)
-    except Exception:  # noqa: BLE001  # a model that cannot be asked fails in as many ways as there are models
-        return None
+        return meta_shape(built, config), None
+    except Exception as error:  # noqa: BLE001  # a model that cannot be asked fails in as many ways as there are models
+        why = _in_words(error, str(described.get("model_type")))
+    try:
+        return plain_shape(described), why
+    except CannotPlan as missing:
+        raise CannotPlan(f"{missing}; {why}") from None
+
+
+def _in_words(error: Exception, family: str) -> str:
+    if isinstance(error, ConfigError):
+        return str(error)
+    words = " ".join(f"{type(error).__name__}: {error}".split())
+    return (
+        f"cannot plan model type {family!r}: built without its weights it does not say what it keeps "
+        f"({words[:_WORDS]})"
+    )
 
 
 def stored_quantization(described: Mapping[str, Any]) -> tuple[Literal["nf4", "int8"] | None, str | None]:

@@ -22,17 +22,19 @@ def build_on_meta(
     *,
     attention: str | None = None,
     place: AbstractContextManager[Any] | None = None,
+    quantized: bool = True,
 ) -> tuple[Any, Any]:
     """The model of ``built`` (see ``precision.architecture``) as the library would fill it, quantized modules
     in their places; and the library's quantizer, None in plain numbers.
 
     ``attention``: the implementation, None as the library chooses. ``place``: what moves tensors to the meta
-    device while the model is made, None: all of them. Raises ConfigError.
+    device while the model is made, None: all of them. Without ``quantized`` every module stays as its maker
+    wrote it. No weight is read. Raises ConfigError.
     """
     from transformers import AutoModelForCausalLM
 
     quiet_libraries()
-    wanted = settle_quantization(built, config, dtype)
+    wanted = settle_quantization(built, config, dtype) if quantized else None
     asked: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
     build: Any = AutoModelForCausalLM.from_config  # its signature has no types
     try:
@@ -44,7 +46,7 @@ def build_on_meta(
         raise ConfigError(
             f"model.id {config.id} cannot be built as a language model: {' '.join(str(error).split())}"
         ) from error
-    return model, _quantize(model, built, wanted, dtype)
+    return model, _quantize(model, built, wanted, dtype) if quantized else None
 
 
 def _quantize(model: Any, built: Any, wanted: Any, dtype: str) -> Any:

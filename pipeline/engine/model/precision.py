@@ -5,6 +5,7 @@ nothing left to a default.
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,6 @@ import torch
 from pipeline.config import ModelConfig
 from pipeline.engine.model.location import Location
 from pipeline.errors import CannotPlan, ConfigError
-from pipeline.planner.model.shape import model_shape
 
 # Columns of activations beyond this size are kept out of the int8 product by the library (6.0). Which they
 # are is decided from the whole batch, so a document's answer would depend on its company; 0 keeps every row
@@ -21,6 +21,16 @@ from pipeline.planner.model.shape import model_shape
 # 0.022 at 6.0, nf4 0.28. Models of 6.7 billion parameters and more have larger outliers (Dettmers et al.,
 # LLM.int8(), 2022): nf4 is the safer choice there.
 INT8_THRESHOLD = 0.0
+# The deepest published models have some two hundred. The library lists the kind of each before anything is
+# built, so that a wrong number takes all memory there is.
+_MOST_LAYERS = 1000
+_LAYER_KEYS = frozenset(
+    ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers", "depth")
+)
+
+
+# Older names of kinds of layers, which the library reads for the families that have them.
+_OLD_KINDS = frozenset(("attention", "mamba", "mlp"))
 
 
 def resolve_dtype(asked: str, device_map: str = "auto") -> str:
@@ -70,11 +80,13 @@ def resolve_attention(asked: str, location: Location, config: ModelConfig) -> st
 
 def architecture(location: Location, config: ModelConfig) -> Any:
     """The model's configuration as an object of transformers. Raises ConfigError, CannotPlan for a kind of
-    layer that nobody knows.
+    layer that nobody knows, or for more layers than any model has.
     """
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig
 
+    described = location.json("config.json")
+    _refuse_absurd_depth(described, config)
     try:
         return AutoConfig.from_pretrained(location.folder, trust_remote_code=config.trust_remote_code)
     except (
@@ -87,19 +99,42 @@ def architecture(location: Location, config: ModelConfig) -> Any:
         StrictDataclassError,
     ) as error:
         refusal = _refusal(error, config)
-        _name_unknown_layers(location, refusal)
+        _name_unknown_layers(described, refusal)
         raise ConfigError(refusal) from error
 
 
-def _name_unknown_layers(location: Location, refusal: str) -> None:
+def _refuse_absurd_depth(described: Mapping[str, Any], config: ModelConfig) -> None:
+    for part in _parts(described):
+        for key in sorted(_LAYER_KEYS & part.keys()):
+            if isinstance(part[key], int | float) and part[key] > _MOST_LAYERS:
+                raise CannotPlan(
+                    f"the configuration of {config.id} names {part[key]:,} layers ({key}); no model of more "
+                    f"than {_MOST_LAYERS:,} is planned or loaded"
+                )
+
+
+def _name_unknown_layers(described: Mapping[str, Any], refusal: str) -> None:
     """Of a configuration that the library refused: the sentence that names a kind of layer, where that is
     why. Raises CannotPlan.
     """
-    try:
-        model_shape(location.json("config.json"))
-    except CannotPlan as unknown:
-        if "layer kind" in str(unknown):
-            raise CannotPlan(f"{unknown}; {refusal}") from None
+    from transformers.configuration_utils import ALLOWED_LAYER_TYPES
+
+    kinds = {
+        str(kind)
+        for part in _parts(described)
+        if isinstance(part.get("layer_types"), list)
+        for kind in part["layer_types"]
+    }
+    if unknown := sorted(kinds - _OLD_KINDS - set(ALLOWED_LAYER_TYPES)):
+        raise CannotPlan(f"cannot plan this layer kind: {', '.join(unknown)}; {refusal}")
+
+
+def _parts(described: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """A configuration, and those of a model's parts in it."""
+    yield described
+    for value in described.values():
+        if isinstance(value, Mapping):
+            yield from _parts(value)
 
 
 def _refusal(error: Exception, config: ModelConfig) -> str:

@@ -15,8 +15,6 @@ _INNER = (
     "llm_config",
     "language_config",
 )
-# Families whose every query head has its own keys and values, whatever keys an old file carries.
-_ONE_EACH = {"gpt2", "gptj", "codegen", "gpt_neox", "bloom", "opt", "mpt", "persimmon"}
 # Families that name the width inside the MLP their own way; absent or null means four times the hidden width.
 _WIDTH_KEYS = {
     "gpt2": "n_inner",
@@ -29,20 +27,15 @@ _WIDTH_KEYS = {
 
 
 class HfConfigReader:
-    """The decoder's part of a configuration (``config.to_dict()``, or config.json as it was published).
+    """The decoder's part of a configuration (``config.to_dict()``, or config.json as it was published)."""
 
-    ``rough``: the widest MLP stands for all where they differ, instead of an error.
-    """
-
-    def __init__(self, config: Mapping[str, Any], rough: bool = False) -> None:
-        self.rough = rough
+    def __init__(self, config: Mapping[str, Any]) -> None:
         inner: Mapping[str, Any] = next(
             (config[key] for key in _INNER if isinstance(config.get(key), Mapping)), {}
         )
         self.keys: dict[str, Any] = {**config, **inner}
         if inner and "tie_word_embeddings" in config:  # the outer model holds the head
             self.keys["tie_word_embeddings"] = config["tie_word_embeddings"]
-        self.outer: Mapping[str, Any] = config if inner else {}
         self.family = str((inner or config).get("model_type") or "")
 
     def number(self, *names: str, default: int | None = None) -> int:
@@ -70,40 +63,36 @@ class HfConfigReader:
             None,
         )
 
-    def flag(self, name: str | bool, default: bool = False) -> bool:
-        """A boolean key; ``name`` may be the answer itself, which lets tables say "always"."""
-        if isinstance(name, bool):
-            return name
+    def _size(self, *names: str) -> int:
+        """As ``number``, at least one. Raises CannotPlan."""
+        found = self.number(*names)
+        if found < 1:
+            raise CannotPlan(f"cannot plan model type {self.family!r}: its {names[0]} is {found}")
+        return found
+
+    def flag(self, name: str, default: bool) -> bool:
+        """A boolean key, ``default`` where absent or null."""
         value = self.keys.get(name)
         return default if value is None else bool(value)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        """The raw value, ``default`` where absent or null."""
-        value = self.keys.get(name)
-        return default if value is None else value
 
     @property
     def layers(self) -> int:
         """Decoder layers."""
-        return self.number("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+        return self._size("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 
     @property
     def hidden(self) -> int:
         """Width of the residual stream."""
-        return self.number("hidden_size", "n_embd", "d_model")
+        return self._size("hidden_size", "n_embd", "d_model")
 
     @property
     def heads(self) -> int:
         """Query heads."""
-        return self.number("num_attention_heads", "n_head", "n_heads", "num_heads")
+        return self._size("num_attention_heads", "n_head", "n_heads", "num_heads")
 
     @property
     def kv_heads(self) -> int:
         """Heads of keys and values."""
-        if self.family in _ONE_EACH:
-            return self.heads
-        if "multi_query" in self.keys and not self.flag("new_decoder_architecture"):
-            return 1 if self.flag("multi_query") else self.heads  # Falcon, GPT-BigCode
         return self.maybe("num_key_value_heads", "num_kv_heads") or self.heads
 
     @property
@@ -113,18 +102,12 @@ class HfConfigReader:
 
     @property
     def intermediate(self) -> int:
-        """Width inside the MLP."""
+        """Width inside the MLP; the widest where layers differ."""
         if self.family in _WIDTH_KEYS:
             return self.maybe(_WIDTH_KEYS[self.family]) or 4 * self.hidden
-        value = self.get("intermediate_size") or self.get("ffn_hidden_size") or self.get("n_inner")
-        if isinstance(value, list):
-            if len(set(value)) != 1 and not self.rough:
-                raise CannotPlan(
-                    f"cannot plan model type {self.family!r}: its layers have MLPs of different widths "
-                    f"({value})"
-                )
-            value = max(value)
-        return int(value or 4 * self.hidden)
+        named = (self.keys.get(key) for key in ("intermediate_size", "ffn_hidden_size", "n_inner"))
+        value = next((one for one in named if one), None)
+        return int((max(value) if isinstance(value, list) else value) or 4 * self.hidden)
 
     @property
     def context_tokens(self) -> int:

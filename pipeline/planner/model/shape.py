@@ -1,22 +1,21 @@
-"""The shape of a model, read from its configuration: what its weights, its cache and its activations take, in
-plain ints.
+"""The shape of a model: what its weights, its cache and its activations take, in plain ints.
 
-No weights, no torch and no transformers are needed: ``config.to_dict()``, or config.json as published, is
-enough.
+It comes from the model itself (``ModelFacts.shape``). Of a model that cannot be asked, config.json alone
+gives that of a plain decoder; see ``plain_shape``.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pipeline.planner.model.assembly import Parts, assemble
 from pipeline.planner.model.hf_config import HfConfigReader
 from pipeline.planner.model.layers import DTYPE_BYTES, Layer, Weight, dtype_bytes
+from pipeline.planner.model.plain_decoder import all_weights, layer_weights
 
-__all__ = ["DTYPE_BYTES", "ModelShape", "model_shape"]
+__all__ = ["DTYPE_BYTES", "ModelShape", "plain_shape"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +24,7 @@ class ModelShape:
 
     ``kinds`` and ``weights`` say the rest; where they are left out, it is a plain gated decoder with full
     attention and a tied head. ``layer_weights`` are those of each layer that differs from the others.
-    ``assumed``: the family is not known here, or not named, and was taken for such a decoder.
+    ``assumed``: the model could not be asked, and was taken for such a decoder.
     """
 
     layers: int
@@ -46,12 +45,14 @@ class ModelShape:
     def __post_init__(self) -> None:
         """Fill in what a plain decoder has."""
         if not self.kinds:
-            layer = Layer("full", self.kv_heads, self.head_dim, self.head_dim)
-            object.__setattr__(self, "kinds", (layer,) * self.layers)
+            kept = Layer("full", self.kv_heads, self.head_dim, self.head_dim)
+            object.__setattr__(self, "kinds", (kept,) * self.layers)
         if not self.weights:
-            parts = _plain_parts(self)
-            object.__setattr__(self, "weights", parts.weights)
-            object.__setattr__(self, "layer_weights", parts.layer_weights)
+            query, key = self.query_heads * self.head_dim, self.kv_heads * self.head_dim
+            layer = layer_weights(query, key, self.hidden, self.intermediate)
+            every = all_weights(layer, self.layers, self.hidden, self.vocabulary, tied=self.tied)
+            object.__setattr__(self, "weights", every)
+            object.__setattr__(self, "layer_weights", (layer,))
 
     # ── weights
 
@@ -298,61 +299,27 @@ class ModelShape:
         )
 
 
-def model_shape(config: Mapping[str, Any], rough: bool = False) -> ModelShape:
-    """Shape from a model's configuration. Raises CannotPlan (a ConfigError) naming the missing key or the
-    unknown kind of layer.
+def plain_shape(config: Mapping[str, Any]) -> ModelShape:
+    """The shape of a plain decoder of the widths that a configuration (config.json as published) names.
 
-    ``rough`` takes a family that is not known here for a Llama, and says so in ``assumed``: better than
-    nothing for a batch size.
+    For a model that cannot be asked itself, and said so in ``assumed``: better than nothing for a batch size.
+    Raises CannotPlan (a ConfigError) naming the missing key.
     """
-    c = HfConfigReader(config, rough)
-    parts = assemble(c)
-    attends = any(layer.numbers_per_token for layer in parts.kinds)
+    c = HfConfigReader(config)
     return ModelShape(
         layers=c.layers,
-        query_heads=c.heads if attends else 1,
-        kv_heads=_cached_heads(parts.kinds, c) if attends else 1,
-        head_dim=_head_dim(c, parts.kinds) if attends else c.hidden,
+        query_heads=c.heads,
+        kv_heads=c.kv_heads,
+        head_dim=c.head_dim,
         hidden=c.hidden,
         intermediate=c.intermediate,
         vocabulary=c.number("vocab_size"),
         context_tokens=c.context_tokens,
         family=c.family,
-        kinds=parts.kinds,
-        weights=parts.weights,
-        layer_weights=parts.layer_weights,
-        tied=parts.tied,
-        assumed=parts.assumed,
+        # The library ties the head where neither the file nor the family says otherwise.
+        tied=c.flag("tie_word_embeddings", default=True),
+        assumed=True,
     )
-
-
-def _plain_parts(shape: ModelShape) -> Parts:
-    return assemble(
-        HfConfigReader(
-            {
-                "num_hidden_layers": shape.layers,
-                "num_attention_heads": shape.query_heads,
-                "num_key_value_heads": shape.kv_heads,
-                "head_dim": shape.head_dim,
-                "hidden_size": shape.hidden,
-                "intermediate_size": shape.intermediate,
-                "vocab_size": shape.vocabulary,
-                "tie_word_embeddings": shape.tied,
-            }
-        )
-    )
-
-
-def _cached_heads(kinds: Iterable[Layer], c: HfConfigReader) -> int:
-    """KV heads as cached; of MLA, whose one latent serves all heads, those that attention sees."""
-    heads = [layer.heads for layer in kinds if layer.numbers_per_token and layer.kind != "latent"]
-    return max(heads, default=c.heads)
-
-
-def _head_dim(c: HfConfigReader, kinds: Iterable[Layer]) -> int:
-    if any(layer.kind == "latent" for layer in kinds):
-        return c.number("qk_nope_head_dim") + c.number("qk_rope_head_dim")
-    return c.head_dim
 
 
 def _counted(count: int, word: str) -> str:

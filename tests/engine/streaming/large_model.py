@@ -19,7 +19,7 @@ import torch
 
 from pipeline.engine.model.library_logging import import_bitsandbytes
 from pipeline.engine.streaming.weight_file import write_blocks
-from pipeline.planner.model.shape import model_shape
+from pipeline.planner.model.shape import plain_shape
 from pipeline.planner.weight_streaming import micro_batch_rows
 from pipeline.records import Decode, Plan, Request
 from pipeline.system.process_memory import peak_resident_bytes
@@ -124,7 +124,7 @@ def main(
     engine = engine_on(
         loaded,
         planned,
-        lane_rows=micro_batch_rows(model_shape(SHAPE), dtype, planned.prefill_chunk_tokens, 2048),
+        lane_rows=micro_batch_rows(plain_shape(SHAPE), dtype, planned.prefill_chunk_tokens, 2048),
     )
     ends = [0.0]
     head = weights.head
