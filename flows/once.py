@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 from flows.kinds import flow_of
 from flows.script import main
-from pipeline.tasks.registry import kinds
+from pipeline.errors import EXIT_USAGE
+from pipeline.tasks.registry import broken_kinds, kinds
 
 
 def once(kind: str, arguments: Sequence[str]) -> int:
@@ -17,8 +18,15 @@ def once(kind: str, arguments: Sequence[str]) -> int:
     return main(flow_of(kind), kind, arguments)
 
 
+def asked(arguments: Sequence[str]) -> int:
+    """Run the flow of the kind that a command line names first, or say why there is none. The exit code."""
+    kind = arguments[0] if arguments else ""
+    if kind in kinds():
+        return once(kind, arguments[1:])
+    said = broken_kinds().get(kind) or f"name the kind of task first, one of {', '.join(kinds())}"
+    print(f"overnight: {said}", file=sys.stderr)
+    return EXIT_USAGE
+
+
 if __name__ == "__main__":
-    if len(sys.argv) < 2 or sys.argv[1] not in kinds():
-        print(f"overnight: name the kind of task first, one of {', '.join(kinds())}", file=sys.stderr)
-        sys.exit(2)
-    sys.exit(once(sys.argv[1], sys.argv[2:]))
+    sys.exit(asked(sys.argv[1:]))

@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from pipeline.config import Config
+from pipeline.config import RETIRED, Config
 from pipeline.errors import UsageError
 from pipeline.system.units import parse_bytes
 from pipeline.tasks.registry import kinds
@@ -151,6 +151,8 @@ def chosen(keys: list[Key], begin: str | None) -> list[Key]:
     found = [
         key for key in keys if f"{key.key}.".replace("[]", "").startswith(f"{wanted}." if wanted else "")
     ]
+    if begin in RETIRED:
+        raise UsageError(f"{begin}: {RETIRED[begin]}")
     if not found:
         raise UsageError(f"there is no key {begin!r}; overnight keys prints all of them")
     return found

@@ -2,7 +2,7 @@
 answers are. Kept between nights.
 
 Written by `overnight bench`, by `overnight plan --measure` and by every run; read by the plan. A file a
-model, its numbers and machine, in the user's cache folder; losing it costs only the measuring.
+model, its backend, numbers and machine, in the user's cache folder; losing it costs only the measuring.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pipeline.system.hardware import Hardware, Rates
 from pipeline.system.hardware_rates import machine_key
 
 _FORMAT = 1
+_LIBRARY = ("auto", "transformers")  # what there was when the first speeds were kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,5 +103,6 @@ def _path(config: Config, dtype: str) -> Path:
         model.device_map,
         str(model.max_memory),
     )
-    threads = str(config.engine.threads)
-    return cache_folder() / "speeds" / f"{digest(*parts, threads, machine_key(None, dtype))}.json"
+    backend = () if config.engine.backend in _LIBRARY else (config.engine.backend,)
+    key = digest(*parts, str(config.engine.threads), *backend, machine_key(None, dtype))
+    return cache_folder() / "speeds" / f"{key}.json"

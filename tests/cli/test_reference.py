@@ -90,6 +90,8 @@ def test_a_part_of_the_keys() -> None:
 def test_an_unknown_key_is_a_sentence() -> None:
     result = CliRunner().invoke(app, ["keys", "engine.decode"])
     assert "there is no key 'engine.decode'" in str(result.exception)
+    result = CliRunner().invoke(app, ["keys", "engine.decoder"])
+    assert "engine.decoder: this key is gone" in str(result.exception)
 
 
 def test_defaults_are_read_back_as_they_are() -> None:

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from flows.once import asked
+from pipeline.tasks import registry
 from tests.flows.serving import ROOT, done_count, wait_for
 from tests.nights import ANight, documents, no_process_left
 
@@ -55,6 +57,22 @@ def test_script_ends_with_a_sentence_and_no_noise(tmp_path: Path) -> None:
     assert not re.search(r"ERROR|WARNING|CRITICAL|Traceback", err), err
     assert done_count(night, "topic") == 5
     assert no_process_left(night.directory)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "name the kind of task first, one of summarize, label"),
+        (["extract", "x.yaml"], "name the kind"),
+        (["broken", "x.yaml"], "it is broken"),
+    ],
+)
+def test_a_flow_of_no_kind_is_a_sentence(
+    arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(registry._broken, "broken", "it is broken")
+    assert asked(arguments) == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.full

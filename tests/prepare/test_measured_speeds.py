@@ -20,12 +20,12 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OVERNIGHT_CACHE", str(tmp_path / "cache"))
 
 
-def config(quantization: str = "none", threads: int | None = None) -> Config:
+def config(quantization: str = "none", threads: int | None = None, backend: str = "auto") -> Config:
     return parse_config(
         {
             "model": {"id": "m", "quantization": quantization},
             "source": {"path": "a"},
-            "engine": {"threads": threads},
+            "engine": {"threads": threads, "backend": backend},
             "tasks": [{"name": "s", "kind": "summarize"}],
             "run": {"directory": "r"},
         }
@@ -49,8 +49,10 @@ def test_what_was_seen_is_merged_and_told_apart() -> None:
         recall(config("nf4"), "float32"),
         recall(config(), "bfloat16"),
         recall(config(threads=1), "float32"),
+        recall(config(backend="another"), "float32"),
     ):
         assert other == MeasuredSpeeds()
+    assert recall(config(backend="transformers"), "float32") == kept
 
 
 @pytest.mark.parametrize(
