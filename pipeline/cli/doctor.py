@@ -12,6 +12,7 @@ from pipeline.prepare.preview import Preview, look
 from pipeline.records import Reject
 from pipeline.sources import read_source, source_files
 from pipeline.system.hardware import disk_of
+from pipeline.system.run_directory import RunDirectory
 from pipeline.system.units import amount, duration
 from pipeline.tasks.registry import broken_kinds
 
@@ -33,6 +34,7 @@ def examine(config: Path | None, overrides: Sequence[str] = ()) -> list[Finding]
 
 
 def _examine_config(config: Config) -> Iterator[Finding]:
+    yield from _try("run directory", _directory, config)
     yield from _try("source", _source, config)
     yield from _try("model", _night, config)
 
@@ -42,6 +44,11 @@ def _try(name: str, examine_one: Callable[[Config], Iterator[Finding]], config: 
         yield from examine_one(config)
     except OvernightError as error:
         yield Finding(name, "stop", str(error))
+
+
+def _directory(config: Config) -> Iterator[Finding]:
+    RunDirectory(config.run.directory).check()
+    yield from ()
 
 
 def _night(config: Config) -> Iterator[Finding]:

@@ -55,6 +55,15 @@ class RunDirectory:
         end = "-- " if document_id.startswith("-") else ""
         return f"overnight reproduce {end}{shlex.quote(str(self.path))} {shlex.quote(document_id)}"
 
+    def check(self) -> None:
+        """What ``create`` would find, without making anything. Raises UsageError."""
+        whole = self.path.absolute()
+        there = next(place for place in (whole, *whole.parents) if os.path.lexists(place))
+        if not there.is_dir():
+            raise UsageError(f"{self.path} cannot be a run directory: a file is in the way")
+        if not os.access(there, os.W_OK):
+            raise UsageError(f"the run directory {self.path} is not writable")
+
     def create(self) -> None:
         """Make the folder if need be. Raises UsageError when the place cannot hold one."""
         try:

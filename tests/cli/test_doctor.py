@@ -54,6 +54,17 @@ def test_a_missing_source_stops_the_night(tmp_path: Path) -> None:
     assert "gone.jsonl" in source["message"]
 
 
+@pytest.mark.parametrize("inside", ["", "deeper/still"])
+def test_a_run_directory_that_cannot_be_one_stops_the_night(tmp_path: Path, inside: str) -> None:
+    night = ANight(tmp_path, documents(1))
+    place = night.source / inside
+    found = findings(night, "--set", f"run.directory={place}")["run directory"]
+    assert [finding["level"] for finding in found] == ["stop"]
+    assert found[0]["message"] == f"{place} cannot be a run directory: a file is in the way"
+    refused = night.run("--set", f"run.directory={place}")
+    assert (refused.returncode, refused.stderr) == (2, f"overnight: {found[0]['message']}\n")
+
+
 def test_time_is_told_and_a_deadline_that_is_too_near(tmp_path: Path, demo_model_folder: Path) -> None:
     extra = {
         "model": {
