@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pipeline.config import ModelConfig
 from pipeline.engine.interface import ModelFacts
-from pipeline.engine.model.meta_shape import meta_shape
+from pipeline.engine.model.meta_shape import meta_shape, plain_values
 from pipeline.errors import CannotPlan, ConfigError
 from pipeline.planner.model.shape import ModelShape, plain_shape
 
@@ -18,7 +18,7 @@ def model_facts(built: Any, config: ModelConfig) -> ModelFacts:
     """Of a configuration that transformers has read. A model that cannot be asked is taken for a plain
     decoder, and that is said. Raises CannotPlan where not even that can be.
     """
-    described = built.to_dict()
+    described = plain_values(built)
     shape, cannot_plan = _shape(built, described, config)
     stored_as, method = stored_quantization(described)
     if method is not None and stored_as is None:

@@ -44,13 +44,21 @@ _KNOWN_LAYERS = {
 _ACTIVE_KEYS = ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts")
 
 
+def plain_values(built: Any) -> dict[str, Any]:
+    """Of a configuration that transformers has read. What a family calls by names of its own has the
+    library's names, too.
+    """
+    found: dict[str, Any] = built.to_dict()
+    return found | {name: found[own] for name, own in built.attribute_map.items() if own in found}
+
+
 def meta_shape(built: Any, config: ModelConfig) -> ModelShape:
     """Of a configuration that transformers has read (``precision.architecture``), which stays as it is.
 
     Raises CannotPlan, ConfigError, and what else building or asking a model raises, of as many kinds as there
     are models.
     """
-    c = HfConfigReader(built.to_dict())
+    c = HfConfigReader(plain_values(built))
     with _Bounded(c.family):
         # 16 bits, so that states which are kept in 32 stand out
         model, _ = build_on_meta(copy.deepcopy(built), config, "bfloat16", quantized=False)

@@ -166,3 +166,9 @@ def test_a_model_of_too_many_steps_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(module, "_MOST_CALLS", 5000)
     with pytest.raises(CannotPlan, match="takes more than 5,000 steps to build"):
         meta_shape(deep, SMALL_MODEL)
+
+
+def test_a_family_may_call_its_sizes_by_names_of_its_own() -> None:
+    sizes = {"num_layers": 2, "d_model": 64, "attention_heads": 4, "ffn_dim": 128, "vocab_size": 512}
+    shape = meta_shape(AutoConfig.for_model("xglm", **sizes), SMALL_MODEL)
+    assert (shape.layers, shape.hidden, shape.query_heads) == (2, 64, 4)
