@@ -187,6 +187,19 @@ KNOWN: dict[str, Known] = {
     ),
 }
 # fmt: on
+# One of each way of keeping tokens and weights: what holds for any shape is tried on these.
+VARIED = (
+    "Llama 2 7B",
+    "Llama 3 8B",
+    "Mixtral 8x7B",
+    "Gemma 2 9B",
+    "DeepSeek V2 Lite",
+    "gpt-oss 20B",
+    "GPT-2",
+    "Falcon 7B",
+    "Mamba 2.8B",
+    "Jamba 52B",
+)
 
 
 @functools.cache

@@ -13,29 +13,18 @@ from tests.planner.known_models import KNOWN, known_shape
 GIB = 2**30
 
 
+# One test, as each worker of a session would ask every model again.
 @pytest.mark.parametrize("name", KNOWN)
-def test_parameters_are_the_published_ones(name: str) -> None:
-    known = KNOWN[name]
-    shape = known_shape(name)
+def test_each_is_as_published_and_planned_at_once(name: str) -> None:
+    known, shape = KNOWN[name], known_shape(name)
     exact = isinstance(known.parameters, int)
     assert shape.parameters == (known.parameters if exact else pytest.approx(known.parameters, rel=0.01))
     if known.active is not None:
         assert shape.active_parameters == pytest.approx(known.active, rel=0.02)
-
-
-@pytest.mark.parametrize("name", KNOWN)
-def test_a_token_of_cache_weighs_what_its_heads_say(name: str) -> None:
-    known = KNOWN[name]
-    shape = known_shape(name)
     assert shape.attention() == known.attention
     assert shape.kv_bytes_per_token("bfloat16") == known.kv_bytes
-
-
-@pytest.mark.parametrize("name", KNOWN)
-def test_each_is_planned_at_once(name: str) -> None:
-    machine = described("24GiB", "64GiB")
     started = time.perf_counter()
-    decide(known_shape(name), machine, Wish("nf4", "bfloat16", 4096))
+    decide(shape, described("24GiB", "64GiB"), Wish("nf4", "bfloat16", 4096))
     assert time.perf_counter() - started < 2
 
 
