@@ -83,14 +83,16 @@ def test_no_family_of_the_library_gets_a_wrong_number() -> None:
         try:
             config = AutoConfig.for_model(family, **_BASE)
             shape = meta_shape(config, SMALL_MODEL)
+            if shape.parameters > 20e6:  # its sizes have other names than those few
+                continue
             model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
         except Exception:  # noqa: BLE001, S112  # some cannot be built from these few numbers, in as many ways; some are refused
             continue
         said += 1
         try:
             compare(shape, model, "float32")
-        except AssertionError:
-            wrong.append(family)
+        except Exception as error:  # noqa: BLE001  # all of them are shown
+            wrong.append(f"{family}: {type(error).__name__} {error}"[:300])
     assert not wrong
     assert said > 50
 
