@@ -18,7 +18,7 @@ from pipeline.engine.model.demo_model import demo_model  # noqa: E402
 
 _CACHE = Path(os.environ["OVERNIGHT_CACHE"])
 _MEASURED = ("speeds", "decoders")
-_MOST_WORKERS = 4  # some tests hold a model in a process of its own
+_MOST_PROCESSES = 4  # some tests hold a model in a process of its own
 _CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 # Tests side by side share the cores; threads that spin while they wait would take them from each other. None
 # of these imports loads torch.
@@ -28,13 +28,33 @@ os.environ.setdefault(
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # Machines are shared: how long an example takes says nothing about whether it is right.
-settings.register_profile("overnight", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("overnight")
+settings.register_profile("full", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", settings.get_profile("full"), max_examples=40)
+settings.load_profile("quick")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if _is_full(config):
+        settings.load_profile("full")
+
+
+@pytest.hookimpl(tryfirst=True)  # before the marks choose
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Properties are in both tiers: with few examples in the quick one, with all of them in the full one."""
+    for item in items if _is_full(config) else ():
+        if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+            item.add_marker("full")
+
+
+def _is_full(config: pytest.Config) -> bool:
+    return config.option.markexpr == "full"
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """As many as there are cores; one at a time where times are compared."""
-    return 0 if config.option.markexpr == "bench" else min(_CORES, _MOST_WORKERS)
+    """One more than there are cores, for many tests wait for processes, servers and time limits; one test at
+    a time where times are compared.
+    """
+    return 0 if config.option.markexpr == "bench" else min(_CORES + 1, _MOST_PROCESSES)
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,5 @@
-"""``python -m tests.crash.reading FOLDER TOKENS CHUNK NEW_TOKENS``: one long document, read and continued by
-the real demo model.
+"""``python -m tests.crash.reading FOLDER MODEL PAUSE TOKENS CHUNK NEW_TOKENS``: one long document, read and
+continued by a model whose every pass takes PAUSE seconds longer.
 
 Writes each pass's tokens to ``progress`` as they are computed (it outlives kill -9), and the text to
 ``text.json`` at its end.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,13 @@ def request(backend: TransformersBackend, tokens: int, new_tokens: int) -> Reque
     return Request(1, (*ids, *tokenizer.encode(QUESTION)), Decode(new_tokens), HEAD_TOKENS, tokens)
 
 
-def watched(folder: Path) -> None:
+def watched(folder: Path, pause: float) -> None:
     """Have every pass told to ``progress``: "read" stretches of the document, "pass" everything else."""
     descriptor = os.open(folder / "progress", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
     extend, run = PackedModelRunner.extend, PackedModelRunner.run
 
     def tell(kind: str, tokens: int) -> None:
+        time.sleep(pause)
         os.write(descriptor, f"{kind} {tokens}\n".encode())
 
     def told_extend(self: PackedModelRunner, prefix: Any, ids: Any) -> None:
@@ -54,10 +56,11 @@ def watched(folder: Path) -> None:
 
 
 def main() -> None:
-    folder, tokens, chunk, new_tokens = Path(sys.argv[1]), *map(int, sys.argv[2:5])
+    folder, model, pause = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3])
+    tokens, chunk, new_tokens = map(int, sys.argv[4:7])
     config = parse_config(
         {
-            "model": {"id": "smollm2-135m-instruct", "quantization": "none", "dtype": "float32"},
+            "model": {"id": model, "quantization": "none", "dtype": "float32"},
             "kv_cache": {
                 "store": {"path": str(folder / "store"), "checkpoint_seconds": 0.05, "keep_free": 0}
             },
@@ -70,7 +73,7 @@ def main() -> None:
     plan = Plan("float32", "none", "device", "document_first", 8192, 4, 20_000, chunk, 46_080)
     engine, _ = backend.open_engine(plan, folder / "offload", print)
     asked = request(backend, tokens, new_tokens)
-    watched(folder)
+    watched(folder, pause)
     print("loaded", flush=True)
     engine.admit([asked])
     done = []

@@ -11,18 +11,40 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
+from tests.engine.small_models import save_llama
 from tests.programs import Program
 
 ROOT = Path(__file__).parents[2]
-QUICK = (1_000, 128, 24)  # tokens of the document, of a pass, of the text
-WHOLE = (7_000, 256, 64)
+DEMO = "smollm2-135m-instruct"
 
 
-def start(folder: Path, sizes: tuple[int, int, int]) -> subprocess.Popen[str]:
+class Sizes(NamedTuple):
+    model: str
+    pause: float  # s; what a pass of a small model takes longer, for there is a checkpoint every 0.05 s
+    tokens: int  # of the document
+    chunk: int  # tokens of a pass
+    new_tokens: int
+
+
+WHOLE = Sizes(DEMO, 0, 7_000, 256, 64)
+
+
+@pytest.fixture(scope="module", params=["tiny", pytest.param("demo", marks=pytest.mark.full)])
+def sizes(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, demo_model_folder: Path
+) -> Sizes:
+    """A short document for a model; where a checkpoint begins and ends does not depend on the weights."""
+    if request.param == "demo":
+        return Sizes(DEMO, 0, 1_000, 128, 24)
+    tiny = save_llama(tmp_path_factory.mktemp("model"), max_position_embeddings=16_384)
+    return Sizes(str(tiny), 0.06, 1_000, 128, 24)
+
+
+def start(folder: Path, sizes: Sizes) -> subprocess.Popen[str]:
     folder.mkdir(exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "tests.crash.reading", str(folder), *map(str, sizes)]
@@ -37,7 +59,7 @@ def passes(folder: Path) -> list[tuple[str, int]]:
     return [(kind, int(tokens)) for kind, tokens in map(str.split, lines)]
 
 
-def to_the_end(folder: Path, sizes: tuple[int, int, int]) -> dict[str, Any]:
+def to_the_end(folder: Path, sizes: Sizes) -> dict[str, Any]:
     process = start(folder, sizes)
     _, err = process.communicate(timeout=1500)
     assert process.returncode == 0, err
@@ -46,7 +68,7 @@ def to_the_end(folder: Path, sizes: tuple[int, int, int]) -> dict[str, Any]:
     return result
 
 
-def kill_after(folder: Path, sizes: tuple[int, int, int], count: int) -> bool:
+def kill_after(folder: Path, sizes: Sizes, count: int) -> bool:
     """Kill the process once it has made ``count`` passes; False when it ended before."""
     process, before = start(folder, sizes), len(passes(folder))
     try:
@@ -60,34 +82,33 @@ def kill_after(folder: Path, sizes: tuple[int, int, int], count: int) -> bool:
     return True
 
 
-def check(folder: Path, sizes: tuple[int, int, int], undisturbed: list[int], kills: int) -> None:
+def check(folder: Path, sizes: Sizes, undisturbed: list[int], kills: int) -> None:
     result = to_the_end(folder, sizes)
     assert result["tokens"] == undisturbed
     assert result["facts"]["resumed"] == 1
-    tokens, chunk, new_tokens = sizes
     read = sum(count for kind, count in passes(folder) if kind == "read")
-    repeated = read - tokens - 30
+    repeated = read - sizes.tokens - 30
     # One interval here is one pass; a second may have been computed while the first was on its way to the
     # disk.
-    assert 0 <= repeated <= 2 * chunk * kills
+    assert 0 <= repeated <= 2 * sizes.chunk * kills
     others = sum(count for kind, count in passes(folder) if kind == "pass")
     question = max(count for kind, count in passes(folder) if kind == "pass")
-    assert others <= (kills + 1) * question + 2 * new_tokens + 4 * kills
+    assert others <= (kills + 1) * question + 2 * sizes.new_tokens + 4 * kills
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, demo_model_folder: Path) -> list[int]:
-    tokens: list[int] = to_the_end(tmp_path_factory.mktemp("undisturbed"), QUICK)["tokens"]
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, sizes: Sizes) -> list[int]:
+    tokens: list[int] = to_the_end(tmp_path_factory.mktemp("undisturbed"), sizes)["tokens"]
     assert len(tokens) > 10
     return tokens
 
 
 @pytest.mark.timeout(900)
-def test_killed_in_reading_and_in_writing(tmp_path: Path, undisturbed: list[int]) -> None:
+def test_killed_in_reading_and_in_writing(tmp_path: Path, sizes: Sizes, undisturbed: list[int]) -> None:
     folder = tmp_path / "killed"
-    assert kill_after(folder, QUICK, 3)
-    assert kill_after(folder, QUICK, 12)
-    check(folder, QUICK, undisturbed, 2)
+    assert kill_after(folder, sizes, 3)
+    assert kill_after(folder, sizes, 12)
+    check(folder, sizes, undisturbed, 2)
 
 
 @pytest.mark.full

@@ -40,24 +40,27 @@ class Undisturbed(NamedTuple):
     seconds: float  # of work, after loading
 
 
-def reports() -> list[dict[str, Any]]:
+def reports(count: int) -> list[dict[str, Any]]:
     lines = (ROOT / "data" / "reports.jsonl").read_text(encoding="utf-8").splitlines()
-    return sorted(map(json.loads, lines), key=lambda row: len(row["text"]))[:12]
+    return sorted(map(json.loads, lines), key=lambda row: len(row["text"]))[:count]
 
 
-def a_night(folder: Path) -> ANight:
+def a_night(folder: Path, count: int) -> ANight:
     # Kills by us must not look like a guilty document, so quarantine takes more deaths than there are kills.
     return ANight(
         folder,
-        reports(),
+        reports(count),
         tasks=TASKS,
         extra={**EXTRA, "run": {"directory": str(folder / "run"), "max_attempts": 9}},
     )
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, demo_model_folder: Path) -> Undisturbed:
-    night = a_night(tmp_path_factory.mktemp("undisturbed"))
+@pytest.fixture(scope="module", params=[6, pytest.param(12, marks=pytest.mark.full)])
+def undisturbed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, demo_model_folder: Path
+) -> Undisturbed:
+    """A night over so many documents that nothing happens to."""
+    night = a_night(tmp_path_factory.mktemp("undisturbed"), request.param)
     process = night.start("run", str(night.config))
     try:
         _wait_loaded(night, None)
@@ -125,17 +128,29 @@ def check(night: ANight, undisturbed: Undisturbed) -> None:
 
 
 @pytest.mark.timeout(600)
+def test_a_killed_runner_and_then_a_killed_worker(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    """One story, for every start loads the model: the runner is killed, then the worker of the next run."""
+    night, chance = a_night(tmp_path, len(undisturbed.rows)), random.Random(4)
+    kill_runner(night, chance, undisturbed.seconds / 2)
+    kill_worker(night, chance, undisturbed.seconds / 2, 1)
+    assert _crashes(night) >= 1
+    check(night, undisturbed)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(600)
 def test_a_killed_runner(tmp_path: Path, undisturbed: Undisturbed) -> None:
-    night = a_night(tmp_path)
+    night = a_night(tmp_path, len(undisturbed.rows))
     kill_runner(night, random.Random(3), undisturbed.seconds)
     done = night.run()
     assert done.returncode == 0, done.stderr
     check(night, undisturbed)
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_a_killed_worker(tmp_path: Path, undisturbed: Undisturbed) -> None:
-    night = a_night(tmp_path)
+    night = a_night(tmp_path, len(undisturbed.rows))
     kill_worker(night, random.Random(4), undisturbed.seconds, 1)
     assert _crashes(night) >= 1
     check(night, undisturbed)
@@ -144,7 +159,7 @@ def test_a_killed_worker(tmp_path: Path, undisturbed: Undisturbed) -> None:
 @pytest.mark.full
 @pytest.mark.timeout(1800)
 def test_five_kills_of_each(tmp_path: Path, undisturbed: Undisturbed) -> None:
-    night, chance = a_night(tmp_path), random.Random(5)
+    night, chance = a_night(tmp_path, len(undisturbed.rows)), random.Random(5)
     for _ in range(5):
         kill_runner(night, chance, undisturbed.seconds / 4)
     kill_worker(night, chance, undisturbed.seconds / 4, 5)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -17,7 +17,7 @@ LABELS = {"world", "sports", "business", "science"}
 REPORTS = [
     json.loads(line) for line in (ROOT / "data" / "reports.jsonl").read_text(encoding="utf-8").splitlines()
 ]
-SHORT = sorted(REPORTS, key=lambda row: len(row["text"]))[:6]
+SHORT = sorted(REPORTS, key=lambda row: len(row["text"]))
 
 
 def demo(
@@ -68,30 +68,43 @@ def check_loaded(report: dict[str, Any], placement: str) -> None:
         assert list(task["placements"]) == [placement]
 
 
-@pytest.fixture(scope="module")
+class Short(NamedTuple):
+    rows: list[dict[str, Any]]
+    tokens: int  # of a summary
+    exported: list[dict[str, Any]]
+    report: dict[str, Any]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(3, 16), pytest.param((6, 32), marks=pytest.mark.full)],
+    ids="{0[0]} reports".format,
+)
 def short(
-    tmp_path_factory: pytest.TempPathFactory, demo_model_folder: Path
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    return demo(tmp_path_factory.mktemp("short"), SHORT, "tasks.summary.max_output_tokens=32")
-
-
-@pytest.mark.timeout(600)
-def test_six_reports(short: tuple[list[dict[str, Any]], dict[str, Any]]) -> None:
-    exported, report = short
-    check_answers(exported, SHORT)
-    check_loaded(report, "device")
-    assert report["tasks"]["summary"]["tokens_out"] <= 6 * 32
-
-
-@pytest.mark.timeout(600)
-def test_an_offloaded_cache_gives_the_same_answers(
-    tmp_path: Path, short: tuple[list[dict[str, Any]], dict[str, Any]]
-) -> None:
-    exported, report = demo(
-        tmp_path, SHORT[:3], "tasks.summary.max_output_tokens=32", "kv_cache.placement=offloaded"
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, demo_model_folder: Path
+) -> Short:
+    """A night over so many of the shortest reports, with summaries of so many tokens."""
+    count, tokens = request.param
+    folder = tmp_path_factory.mktemp("short")
+    return Short(
+        SHORT[:count], tokens, *demo(folder, SHORT[:count], f"tasks.summary.max_output_tokens={tokens}")
     )
+
+
+@pytest.mark.timeout(600)
+def test_short_reports(short: Short) -> None:
+    check_answers(short.exported, short.rows)
+    check_loaded(short.report, "device")
+    assert short.report["tasks"]["summary"]["tokens_out"] <= len(short.rows) * short.tokens
+
+
+@pytest.mark.timeout(600)
+def test_an_offloaded_cache_gives_the_same_answers(tmp_path: Path, short: Short) -> None:
+    rows = short.rows[: 1 + len(short.rows) // 3]
+    most = f"tasks.summary.max_output_tokens={short.tokens}"
+    exported, report = demo(tmp_path, rows, most, "kv_cache.placement=offloaded")
     check_loaded(report, "offloaded")
-    for row, other in zip(exported, short[0][:3], strict=True):
+    for row, other in zip(exported, short.exported[: len(rows)], strict=True):
         assert row["summary"] == other["summary"]
         assert row["topic"] == other["topic"]
         # score_tolerance, twice

@@ -26,7 +26,15 @@ from tests.equivalence.equality import assert_equal_texts, reference_scores, ref
 # tested.)
 MARGINS = {"none": 1e-3, "nf4 dequantized": 1e-3, "int8 without outliers": 0.5, "nf4": 0.5}
 SCORE_BOUNDS = {"none": 1e-4, "nf4 dequantized": 1e-4, "int8 without outliers": 1.5, "nf4": 0.75}
-_FULL = [pytest.param(name, marks=pytest.mark.full) for name in ("nf4 dequantized", "int8 without outliers")]
+NEW_TOKENS, FEW_TOKENS = 20, 8  # 4-bit products are slow on a processor
+_FULL = [
+    pytest.param((name, NEW_TOKENS), marks=pytest.mark.full, id=name)
+    for name in ("nf4 dequantized", "int8 without outliers", "nf4")
+]
+_QUICK = [
+    pytest.param(("none", NEW_TOKENS), id="none"),
+    pytest.param(("nf4", FEW_TOKENS), id="nf4, few tokens"),
+]
 PLAN = Plan("float32", "none", "device", "instructions_first", 2048, 8, 8000, 256, 46_080)
 PATHS = {
     "batched": PLAN,
@@ -48,16 +56,17 @@ TEXTS = (
         "begins in autumn, when the market moves to the square behind the church."
     ),
 )
-NEW_TOKENS = 20
 
 
-@pytest.fixture(scope="module", params=["none", "nf4", *_FULL])
+@pytest.fixture(scope="module", params=[*_QUICK, *_FULL])
 def demo(request: pytest.FixtureRequest, demo_model_folder: Path) -> Any:
-    """(quantization, model, prompts, end ids, references), the references made one document at a time."""
-    config = None
-    if request.param == "int8 without outliers":
+    """(quantization, model, prompts, end ids, references, labels, new tokens), the references made one
+    document at a time.
+    """
+    config, (quantization, new_tokens) = None, request.param
+    if quantization == "int8 without outliers":
         config = BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)
-    elif request.param != "none":
+    elif quantization != "none":
         config = BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
@@ -67,7 +76,7 @@ def demo(request: pytest.FixtureRequest, demo_model_folder: Path) -> Any:
     model = AutoModelForCausalLM.from_pretrained(
         demo_model_folder, dtype=torch.float32, quantization_config=config
     ).eval()
-    if request.param == "nf4 dequantized":
+    if quantization == "nf4 dequantized":
         # before the first forward pass, which packs the blocks in another order
         model = model.dequantize().float()
     tokenizer = AutoTokenizer.from_pretrained(demo_model_folder)
@@ -82,12 +91,12 @@ def demo(request: pytest.FixtureRequest, demo_model_folder: Path) -> Any:
             )
         )
     end_ids = (tokenizer.eos_token_id,)
-    references = [reference_text(model, prompt, end_ids, NEW_TOKENS, cached=True) for prompt in prompts]
+    references = [reference_text(model, prompt, end_ids, new_tokens, cached=True) for prompt in prompts]
     labels = tuple(
         (*tokenizer(label)["input_ids"], *end_ids)
         for label in ("weather", "politics", "politics and money", "sea")
     )
-    return request.param, model, prompts, end_ids, references, labels
+    return quantization, model, prompts, end_ids, references, labels, new_tokens
 
 
 def run(
@@ -105,8 +114,8 @@ def run(
 @pytest.mark.filterwarnings("ignore:MatMul8bitLt")
 @pytest.mark.parametrize("path", PATHS)
 def test_same_texts(demo: Any, path: str, record_property: Any) -> None:
-    quantization, model, prompts, end_ids, references, _ = demo
-    done = run(model, PATHS[path], prompts, Decode(NEW_TOKENS), end_ids)
+    quantization, model, prompts, end_ids, references, _, new_tokens = demo
+    done = run(model, PATHS[path], prompts, Decode(new_tokens), end_ids)
     near_ties = assert_equal_texts(
         references, [generation.token_ids for generation in done], MARGINS[quantization]
     )
@@ -118,7 +127,7 @@ def test_same_texts(demo: Any, path: str, record_property: Any) -> None:
 
 @pytest.mark.filterwarnings("ignore:MatMul8bitLt")
 def test_same_scores(demo: Any) -> None:
-    quantization, model, prompts, end_ids, _, labels = demo
+    quantization, model, prompts, end_ids, _, labels, _ = demo
     expected = torch.tensor([reference_scores(model, prompt, labels) for prompt in prompts[:3]])
     for plan in PATHS.values():
         found = torch.tensor(

@@ -1,4 +1,4 @@
-"""Prefect for tests: no telemetry, a raised start-up limit; one real server a module."""
+"""Prefect for tests: no telemetry, a raised start-up limit; one real server for all of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,14 @@ os.environ.update(  # before anything imports Prefect, which reads its settings 
 from tests.flows.serving import Server  # after the settings above
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    with Server(Path(tmp_path_factory.mktemp("prefect"))) as running:
-        yield running
+@pytest.fixture(scope="package")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with Server(Path(tmp_path_factory.mktemp("prefect"))) as started:
+        yield started
+
+
+@pytest.fixture
+def server(running: Server) -> Iterator[Server]:
+    """The server without a deployment: what an earlier test has served is forgotten."""
+    yield running
+    running.forget_deployments()

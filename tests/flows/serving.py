@@ -117,6 +117,10 @@ class Server:
         found: list[Json] = self.ask("artifacts/filter", artifacts={"flow_run_id": {"any_": [run_id]}})
         return {artifact["key"]: artifact for artifact in found}
 
+    def forget_deployments(self) -> None:
+        for deployment in self.ask("deployments/filter"):
+            httpx.delete(f"{self.api}/deployments/{deployment['id']}", timeout=30).raise_for_status()
+
     def _healthy(self) -> bool:
         try:
             return httpx.get(f"{self.api}/health", timeout=5).is_success

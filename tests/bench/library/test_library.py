@@ -65,6 +65,8 @@ OPENED: dict[str, Callable[..., tuple[Engine, str]]] = {
     "generate_batch": functools.partial(open_library, "generate_batch"),
 }
 library = pytest.mark.parametrize("name", ["generate", "generate_batch"])
+# The library's own batching starts and ends its threads and its cache again after each fault: seconds a test.
+faults = pytest.mark.parametrize("name", ["generate", pytest.param("generate_batch", marks=pytest.mark.full)])
 
 
 class Sign:
@@ -276,7 +278,7 @@ def _rows(arguments: dict[str, Any]) -> int:
     return len(arguments["input_ids"]) if packed is None else len(packed) - 1
 
 
-@library
+@faults
 def test_out_of_memory_halves_the_rows(name: str) -> None:
     model = tiny_model(LLAMA)
     expected = finished(opened(name, model), decodes())
@@ -297,7 +299,7 @@ def test_out_of_memory_halves_the_rows(name: str) -> None:
     assert 2 <= len(refused) <= 3  # with 4 allowed, with 2, and perhaps once more with 2 much shorter ones
 
 
-@library
+@faults
 def test_memory_that_is_never_enough_is_a_record(name: str) -> None:
     model = tiny_model(LLAMA)
     engine = opened(name, model)
@@ -307,7 +309,7 @@ def test_memory_that_is_never_enough_is_a_record(name: str) -> None:
     ] * 2
 
 
-@library
+@faults
 def test_a_model_that_raises_in_company_is_left_to_the_static_engine(
     name: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -327,7 +329,7 @@ def test_a_model_that_raises_in_company_is_left_to_the_static_engine(
     assert capfd.readouterr() == ("", "")
 
 
-@library
+@faults
 def test_numbers_that_break_only_in_company_are_tried_alone(name: str) -> None:
     model = tiny_model(LLAMA)
     expected = finished(opened(name, model), decodes())
