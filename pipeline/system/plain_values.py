@@ -23,7 +23,11 @@ class YamlLoader(yaml.SafeLoader):
 
 def read_yaml(text: str) -> Any:
     """The plain values that ``text`` says. Raises yaml.YAMLError, ValueError, RecursionError."""
-    return yaml.load(text, Loader=YamlLoader)  # noqa: S506  # a SafeLoader
+    loader = YamlLoader(text)  # as yaml.load does it, which could be given an unsafe one
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
 
 
 def what_is_lost(value: Any, place: Place = ()) -> Iterator[tuple[Place, str]]:
