@@ -148,7 +148,7 @@ def test_the_dead_are_not_kept_with_what_they_held(tmp_path: Path, monkeypatch: 
             pool.admit(asked("bad", "never asked", first=first))
             assert deaths(events_until(pool, lambda events: bool(deaths(events))))
         gc.collect()
-        requests = [each for each in gc.get_objects() if isinstance(each, Request)]
+        requests = [each for each in gc.get_objects() if type(each) is Request]
         assert [each for each in requests if each.request_id >= first] == []
 
 
