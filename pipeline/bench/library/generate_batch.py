@@ -117,7 +117,7 @@ class Session:
 
 
 @dataclass(slots=True)
-class _Guest:
+class _Sequence:
     """A request in the model."""
 
     request: Request
@@ -135,7 +135,7 @@ class ContinuousLibraryEngine(LibraryEngine):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._session: Session | None = None
-        self._guests: dict[str, _Guest] = {}
+        self._running: dict[str, _Sequence] = {}
         self._names = 0
         self._rows = self._plan.max_batch_rows
         self._least_pages = _pages(self._plan.context_tokens)
@@ -145,7 +145,7 @@ class ContinuousLibraryEngine(LibraryEngine):
     @property
     def idle(self) -> bool:
         """True when nothing is queued or running."""
-        return not self._guests and super().idle
+        return not self._running and super().idle
 
     @property
     def busy(self) -> bool:
@@ -156,8 +156,8 @@ class ContinuousLibraryEngine(LibraryEngine):
         """Forget queued requests and those under way."""
         super().release(request_ids)
         gone = set(request_ids)
-        for name in [name for name, guest in self._guests.items() if guest.request.request_id in gone]:
-            del self._guests[name]
+        for name in [name for name, sequence in self._running.items() if sequence.request.request_id in gone]:
+            del self._running[name]
             if self._session is not None:
                 self._session.cancel(name)
         self._close_if_done()
@@ -166,8 +166,10 @@ class ContinuousLibraryEngine(LibraryEngine):
         try:
             return self._turn()
         except BaseException:  # not the library's: an interrupt, or a listener that has gone
-            self._queue.update((guest.request.request_id, guest.request) for guest in self._guests.values())
-            self._guests.clear()
+            self._queue.update(
+                (sequence.request.request_id, sequence.request) for sequence in self._running.values()
+            )
+            self._running.clear()
             self._close()
             raise
 
@@ -175,7 +177,7 @@ class ContinuousLibraryEngine(LibraryEngine):
         try:
             if self._session is None:
                 self._session = self._open()
-            self._invite(self._session)
+            self._schedule(self._session)
             answers = self._session.answers()
         except Exception as error:  # noqa: BLE001  # whatever the library raises, the static engine finds out whose it is
             failure: Exception | None = error.with_traceback(None)
@@ -199,27 +201,27 @@ class ContinuousLibraryEngine(LibraryEngine):
             end_ids=self._end_ids,
         )
 
-    def _invite(self, session: Session) -> None:
+    def _schedule(self, session: Session) -> None:
         """Hand over waiting requests, longest first, while there are rows and pages for all of each."""
-        if not self._queue or len(self._guests) >= self._rows:
+        if not self._queue or len(self._running) >= self._rows:
             return
-        free = self._pages - sum(_pages(row_tokens(guest.request)) for guest in self._guests.values())
-        invited = []
+        free = self._pages - sum(_pages(row_tokens(sequence.request)) for sequence in self._running.values())
+        admitted = []
         for request in sorted(
             self._queue.values(), key=lambda request: (-row_tokens(request), request.request_id)
         ):
             free -= _pages(row_tokens(request))
-            if len(self._guests) >= self._rows or (free < 0 and self._guests):
+            if len(self._running) >= self._rows or (free < 0 and self._running):
                 break
             assert isinstance(request.ask, Decode)
             self._names += 1
             name = str(self._names)
             del self._queue[request.request_id]
-            self._guests[name] = _Guest(request, Output(request.ask, self._end_ids))
-            invited.append((name, request))
-        if invited and self.listener is not None:
-            self.listener.started([request.request_id for _, request in invited])
-        for name, request in invited:
+            self._running[name] = _Sequence(request, Output(request.ask, self._end_ids))
+            admitted.append((name, request))
+        if admitted and self.listener is not None:
+            self.listener.started([request.request_id for _, request in admitted])
+        for name, request in admitted:
             session.ask(name, request)
 
     def _take_in(self, answers: Sequence[Any]) -> tuple[list[Generation], Exception | None]:
@@ -227,54 +229,54 @@ class ContinuousLibraryEngine(LibraryEngine):
         finished: list[Generation] = []
         failure: Exception | None = None
         for answer in answers:
-            guest = self._guests.get(answer.request_id)
+            sequence = self._running.get(answer.request_id)
             if answer.error is not None:
                 failure = RuntimeError(answer.error)
-            elif guest is not None:
-                self._extend(guest, answer)
-                if guest.output.ended or answer.is_finished():
-                    finished += self._leave(answer, guest)
+            elif sequence is not None:
+                self._extend(sequence, answer)
+                if sequence.output.ended or answer.is_finished():
+                    finished += self._leave(answer, sequence)
         if answers and failure is None and self.listener is not None:
             self.listener.pulse()
         return finished, failure
 
-    def _extend(self, guest: _Guest, answer: Any) -> None:
+    def _extend(self, sequence: _Sequence, answer: Any) -> None:
         pairs = list(zip(answer.generated_tokens, answer.logprobs, strict=True))
-        for token, log_probability in pairs[guest.taken :]:
-            if guest.output.ended:
+        for token, log_probability in pairs[sequence.taken :]:
+            if sequence.output.ended:
                 break
             if math.isfinite(log_probability):
-                guest.output.push(token)
+                sequence.output.push(token)
             else:
-                guest.output.fail(NON_FINITE)
-        guest.taken = len(pairs)
+                sequence.output.fail(NON_FINITE)
+        sequence.taken = len(pairs)
         if self.on_trial:
-            self.log_probabilities[guest.request.request_id] = list(answer.logprobs)
+            self.log_probabilities[sequence.request.request_id] = list(answer.logprobs)
 
-    def _leave(self, answer: Any, guest: _Guest) -> list[Generation]:
+    def _leave(self, answer: Any, sequence: _Sequence) -> list[Generation]:
         """The sequence's text; nothing when the static engine is to say it."""
-        del self._guests[answer.request_id]
+        del self._running[answer.request_id]
         if self._session is not None and not answer.is_finished():
             self._session.cancel(answer.request_id)
-        request, reply = guest.request, guest.output.reply
-        if reply.error is not None or not guest.output.ended:
+        request, reply = sequence.request, sequence.output.reply
+        if reply.error is not None or not sequence.output.ended:
             self._static.admit([request])  # alone its numbers may hold; if not, it is recorded there
             return []
-        return [generation_of(request, reply, self._plan.placement, guest.company, guest.seconds)]
+        return [generation_of(request, reply, self._plan.placement, sequence.company, sequence.seconds)]
 
     def _share_time(self) -> None:
         now = time.perf_counter()
-        for guest in self._guests.values():
-            guest.seconds += (now - self._last) / len(self._guests)
-            guest.company = max(guest.company, len(self._guests))
+        for sequence in self._running.values():
+            sequence.seconds += (now - self._last) / len(self._running)
+            sequence.company = max(sequence.company, len(self._running))
         self._last = now
 
     def _surrender(self, error: Exception) -> None:
         """Out of memory: everything again with half the rows. Anything else, or one row alone: left to the
         static engine.
         """
-        requests = [guest.request for guest in self._guests.values()]
-        self._guests.clear()
+        requests = [sequence.request for sequence in self._running.values()]
+        self._running.clear()
         self._close()
         if is_out_of_memory(error):
             free_memory()
@@ -294,7 +296,7 @@ class ContinuousLibraryEngine(LibraryEngine):
         return running != 1 and (self._rows, self._pages) != before
 
     def _close_if_done(self) -> None:
-        if not self._guests and not self._queue:
+        if not self._running and not self._queue:
             self._close()
 
     def _close(self) -> None:
