@@ -125,7 +125,10 @@ def main() -> None:
 
 
 def _stop_with_parent() -> None:
-    sys.stdin.buffer.read()  # returns at its end, and it ends when the starter dies, however that happens
+    # Empty at its end, which comes when the starter dies, however that happens. Not through sys.stdin: a
+    # thread that waits in there holds a lock over which the interpreter aborts when the server ends.
+    while os.read(0, 1):
+        pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 

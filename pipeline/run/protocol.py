@@ -183,28 +183,40 @@ def _decoded(decoder: msgspec.msgpack.Decoder[_Kind], payload: bytes) -> _Kind:
 
 
 def write_message(stream: IO[bytes], message: ToWorker | FromWorker) -> None:
-    """Write one message and flush it. Raises UsageError as ``encode``, and OSError."""
+    """Write one message and flush it; ``stream`` may be unbuffered. Raises UsageError as ``encode``, and
+    OSError.
+    """
     payload = encode(message)
-    stream.write(_HEADER.pack(_MARK, len(payload)))
-    stream.write(payload)
+    left = memoryview(_HEADER.pack(_MARK, len(payload)) + payload)
+    while left:  # a pipe without a buffer takes what it has room for when a signal comes
+        left = left[stream.write(left) :]
     stream.flush()
 
 
 def read_payload(stream: IO[bytes]) -> bytes | None:
     """The bytes of the next message, or None at the end of the stream, also when it ends in the middle of
-    one. Raises MalformedMessage.
+    one; ``stream`` may be unbuffered. Raises MalformedMessage.
     """
-    header = stream.read(_HEADER.size)
+    header = _read(stream, _HEADER.size)
     if not _MARK.startswith(header[: len(_MARK)]):
         raise MalformedMessage(f"{header[:16]!r} begins no message of this program")
     if len(header) < _HEADER.size:
         return None
     _, length = _HEADER.unpack(header)
     try:
-        payload = stream.read(length)
+        payload = _read(stream, length)
     except (OverflowError, MemoryError) as error:
         raise MalformedMessage(f"a message of {length:,} bytes cannot be read: {error}") from None
     return payload if len(payload) == length else None
+
+
+def _read(stream: IO[bytes], size: int) -> bytes:
+    """``size`` bytes, fewer at the end: a pipe without a buffer gives what is there."""
+    parts: list[bytes] = []
+    while size and (part := stream.read(size)):
+        parts.append(part)
+        size -= len(part)
+    return b"".join(parts)
 
 
 def _plain(value: Any) -> Any:

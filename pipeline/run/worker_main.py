@@ -17,7 +17,8 @@ import signal
 import sys
 import threading
 import time
-from typing import BinaryIO
+import traceback
+from typing import IO
 
 from pipeline.errors import EXIT_FAULT, OvernightError
 from pipeline.run.protocol import (
@@ -45,8 +46,9 @@ def main() -> None:
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
-    # not sys.stdin, which Python closes at its end: it would abort, as a thread is still reading from it
-    inbox = _listen(os.fdopen(os.dup(0), "rb"))
+    # Neither sys.stdin nor any stream with a buffer: a thread that reads from one holds its lock, and an
+    # interpreter that ends meanwhile aborts over it (_enter_buffered_busy).
+    inbox = _listen(os.fdopen(os.dup(0), "rb", buffering=0))
 
     def tell(message: FromWorker) -> None:
         write_message(outbox, message)
@@ -74,7 +76,7 @@ def _serve(model: LoadedModel, inbox: queue.Queue[ToWorker]) -> None:
         model.step()
 
 
-def _listen(stream: BinaryIO) -> queue.Queue[ToWorker]:
+def _listen(stream: IO[bytes]) -> queue.Queue[ToWorker]:
     """A thread that reads messages while the model computes; the end of the stream ends the process at once,
     and so does what is no message.
     """
@@ -99,8 +101,19 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-if __name__ == "__main__":
-    main()
-    # The thread that reads standard input holds its lock: the interpreter's own end would abort over it.
+def _end_at_once() -> None:
+    """Run ``main`` and end without the interpreter's own end, which other threads (the one that listens, the
+    store's writer, the libraries') may survive only by aborting: what there is to finish is finished.
+    """
+    code = 0
+    try:
+        main()
+    except BaseException:  # noqa: BLE001  # as the interpreter would: shown, and the process ends
+        traceback.print_exc()
+        code = EXIT_FAULT
     logging.shutdown()
-    os._exit(0)
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    _end_at_once()

@@ -62,6 +62,7 @@ class WorkerProcess:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
+                bufsize=0,  # a thread reads: with a buffer it would hold a lock when the interpreter ends
                 start_new_session=True,
                 env=_environment(config),
             )
