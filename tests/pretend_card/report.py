@@ -1,0 +1,49 @@
+"""What a process did on its cards, told, and left in a file when it ends."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+
+from tests.pretend_card import attention_kernels
+from tests.pretend_card.extension import card
+
+folder: str | None = None  # where the file goes
+
+
+def report() -> dict[str, Any]:
+    """Memory of each card in bytes, counts of launches, waits and copies, races with their stacks, kernels of
+    attention.
+    """
+    return {
+        "argv": sys.argv,
+        "memory": {index: card.memory(index) for index in range(torch.cuda.device_count())},
+        "counts": card.counts(),
+        "races": card.races(),
+        "attention": dict(attention_kernels.counted),
+    }
+
+
+def write_at_exit() -> None:
+    """Leave ``PID.json`` in ``folder`` however the process ends, but by a signal."""
+    atexit.register(_write)
+    real = os._exit
+
+    def ended(code: int) -> NoReturn:
+        _write()
+        real(code)
+
+    os._exit = ended
+
+
+def _write() -> None:
+    if folder:
+        place = Path(folder)
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{os.getpid()}.json").write_text(json.dumps(report(), indent=1), encoding="utf-8")
