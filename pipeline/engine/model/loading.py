@@ -17,6 +17,7 @@ import torch
 from pipeline.config import ModelConfig
 from pipeline.engine.model.device_map import DeviceMap, plan_device_map
 from pipeline.engine.model.forward import input_device, lay_out_for_head
+from pipeline.engine.model.fused import fuse
 from pipeline.engine.model.library_logging import import_bitsandbytes, quiet_libraries
 from pipeline.engine.model.location import Location, fetch_weights, locate
 from pipeline.engine.model.nf4 import quantizing_in_pieces
@@ -81,6 +82,7 @@ def load_model(
     lay_out_for_head(model)
     facts = {
         **describe_model(model),
+        "fused_parts": fuse(model),
         "dtype": dtype,
         "quantization": _quantization_facts(model, dtype),
         # the setting has no public reader
