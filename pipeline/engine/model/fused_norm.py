@@ -90,4 +90,5 @@ def _agreement(module: torch.nn.Module, norm: torch.nn.RMSNorm) -> torch.Tensor:
         return torch.zeros((), dtype=torch.bool, device=weight.device)
     bound = _ROUNDINGS * torch.finfo(weight.dtype).eps
     apart = (found.float() - expected.float()).abs()
-    return (apart <= bound * expected.float().abs().amax(dim=-1, keepdim=True)).all()
+    agrees: torch.Tensor = (apart <= bound * expected.float().abs().amax(dim=-1, keepdim=True)).all()
+    return agrees

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface
 
 from pipeline.engine.kv.slot_pool import SlotClass
 
@@ -344,9 +344,6 @@ class _Joined:
             self._lse[:, :, tokens] = together
 
 
-def _no_mask(*_: Any, **__: Any) -> None:
-    """Packed attention makes its own, smaller masks."""
-
-
+# Not with AttentionMaskInterface, too: the library makes no masks for a way of attention that is not known
+# there; else it asks in every pass, with a wait for the device, whether its positions are of several rows.
 AttentionInterface.register(IMPLEMENTATION, packed_attention)
-AttentionMaskInterface.register(IMPLEMENTATION, _no_mask)
