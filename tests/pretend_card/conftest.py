@@ -1,21 +1,113 @@
-"""Tests in this folder run on pretended cards."""
+"""Tests in this folder run on pretended cards: in a process that has them, unless the session's own does."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import pytest
 
+from tests.pretend_card.build import CannotBuild
+from tests.pretend_card.card_process import CardProcess, Ended
+from tests.pretend_card.options import VARIABLE, options_of
+
+REQUIRED = "PRETEND_REQUIRED"  # set where a compiler has to be there: its lack is a failure
+_processes: list[CardProcess] = []
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
+    """Have the process with the cards run it."""
+    if VARIABLE in os.environ or not _on_card(item) or _why_there_is_none():
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for report in _reports(item, nextitem if nextitem and _on_card(nextitem) else None):
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item) -> bool | None:
+    """The process with the cards has the limits; one clock for both would stop the wrong one."""
+    return None if VARIABLE in os.environ or not _on_card(item) else True
+
+
+def pytest_unconfigure() -> None:
+    while _processes:
+        _processes.pop().close()
+
+
+def _on_card(item: pytest.Item) -> bool:
+    return "card" in getattr(item, "fixturenames", ())
+
+
+@cache
+def _why_there_is_none() -> str:
+    try:
+        _processes.append(CardProcess())
+    except CannotBuild as error:
+        return str(error)
+    return ""
+
+
+def _reports(item: pytest.Item, following: pytest.Item | None) -> list[Any]:
+    if not _processes:
+        _processes.append(CardProcess())
+    try:
+        found = _processes[-1].run(item.nodeid, following.nodeid if following else None)
+    except Ended as error:
+        _processes.pop().close()
+        return [_failure(item, str(error))]
+    read = item.config.hook.pytest_report_from_serializable
+    return [read(config=item.config, data=each) for each in found]
+
+
+def _failure(item: pytest.Item, text: str) -> pytest.TestReport:
+    return pytest.TestReport(item.nodeid, item.location, {}, "failed", text, "call")
+
 
 @pytest.fixture(autouse=True)
 def card() -> Iterator[Any]:
-    """The device; a test that leaves a race behind has failed."""
-    if not os.environ.get("PRETEND_CARD"):
-        pytest.skip("this process was not started with PRETEND_CARD")
+    """The device, with nothing counted yet; a test that leaves a race behind has failed."""
+    if VARIABLE not in os.environ:
+        _no_card()
     from tests.pretend_card.extension import card as device
 
-    device.forget_races()
+    _begin(device)
     yield device
+    device.fail_after(0, "")
     assert device.races() == []
+
+
+def _no_card() -> None:
+    if REQUIRED in os.environ:
+        pytest.fail(_why_there_is_none())
+    pytest.skip(_why_there_is_none())
+
+
+def _begin(device: Any) -> None:
+    from tests.pretend_card.torch_cuda import configure
+
+    configure(options_of())
+    device.set_device(0)
+    device.empty_cache()
+    for index in range(options_of().cards):
+        device.reset_peak(index)
+    device.reset_counts()
+    device.forget_races()
+
+
+@pytest.fixture
+def cards(card: Any) -> Iterator[Callable[..., None]]:
+    """Other cards for a test: ``cards("2x8GiB", capability="7.5", foreign="1GiB", dry="1")``."""
+    from tests.pretend_card.torch_cuda import configure
+
+    def become(size: str, **options: str) -> None:
+        asked = {f"PRETEND_{name.upper()}": value for name, value in options.items()}
+        configure(options_of({VARIABLE: size, **asked}))
+
+    yield become
+    configure(options_of())
