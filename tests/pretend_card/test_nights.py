@@ -64,7 +64,6 @@ def test_the_runner_never_has_a_context_on_the_card(name: str, model: Path, tmp_
     assert [each["initialized"] for each in made.processes] == [False, True]
 
 
-@pytest.mark.xfail(strict=True, reason="layers are stored while their copies are under way")
 def test_offloaded_keys_and_values_with_a_store(model: Path, tmp_path: Path) -> None:
     kv = {"placement": "offloaded", "store": {"documents": "always", "quota": "1GB"}}
     made = night(tmp_path, model, "gpu-8gb", kv_cache=kv)
