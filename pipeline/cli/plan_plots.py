@@ -59,7 +59,8 @@ def _memory(axes: Any, found: Preview) -> None:
 
 
 def _time(axes: Any, found: Preview) -> None:
-    shape, wish, speed = found.ground.shape, found.ground.wish, Speed(found.ground.machine.rates)
+    shape, wish, machine = found.ground.shape, found.ground.wish, found.ground.machine
+    speed = Speed.of(machine.rates, on_card=bool(machine.gpu_bytes), fused=wish.fused)
     contexts = _contexts(found)
     axes.plot(
         contexts,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from pipeline.planner.fused_products import FusedRows
 from pipeline.planner.memory import CARD_CONTEXT_BYTES, LIBRARY_BYTES, PROCESS_BYTES, activations_bytes
 from pipeline.planner.model.shape import ModelShape
 from pipeline.planner.prompt_layout import Layout
@@ -52,7 +53,8 @@ class Wish:
     imports. ``stored_dtype``: numbers of the weight files. ``cache_place``: where the configuration wants the
     cache, None leaves it open; ``cache_dtype``: in which numbers, None: as computed, as nobody but the user
     may choose what changes answers. ``longest_tokens``: the longest row that the documents ask for, None
-    where they are not known.
+    where they are not known. ``fused``: up to how many rows the card multiplies with weights in 4 bits as
+    they lie.
     """
 
     quantization: str
@@ -73,6 +75,7 @@ class Wish:
     longest_tokens: int | None = None
     layout: Layout = "instructions_first"
     store: StoreWish = StoreWish()
+    fused: FusedRows | None = None
 
     @property
     def kept_dtype(self) -> str:

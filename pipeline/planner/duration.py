@@ -20,6 +20,7 @@ from pipeline.planner.roofline import (
     unpack_seconds,
 )
 from pipeline.planner.store_policy import crossover_tokens
+from pipeline.planner.weight_streaming import speed_of
 from pipeline.planner.workload import Asked, Estimate, Question, TaskLoad
 from pipeline.system.hardware import Rates
 
@@ -52,7 +53,11 @@ class Timing:
         """Of weights and cache at their places and ``rows`` rows."""
         if rates.memory_bytes_per_second is None or rates.matmul_per_second is None:
             return cls()
-        speed, far, tokens = Speed(rates), where.fetched_bytes, wish.typical_tokens
+        speed, far, tokens = (
+            speed_of(rates, have, wish, where.sweep),
+            where.fetched_bytes,
+            wish.typical_tokens,
+        )
         link = _link(have, rates, where)
         step = decode_step(
             shape,

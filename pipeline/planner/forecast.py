@@ -15,12 +15,14 @@ from pipeline.planner.budget import Need, Place, Room, Wish, rooms
 from pipeline.planner.duration import TaskTime, Timing, moved_bytes
 from pipeline.planner.memory_peak import peaks_of
 from pipeline.planner.model.shape import ModelShape
-from pipeline.planner.placement import Verdict, settle
+from pipeline.planner.pass_time import useful_bytes
+from pipeline.planner.paying_rows import paying_rows
+from pipeline.planner.placement import Verdict, Where, settle
 from pipeline.planner.prompt_layout import Layout
 from pipeline.planner.roofline import DecodeStep, Duration
 from pipeline.planner.store_policy import keeping
 from pipeline.planner.weight_streaming import Sweep
-from pipeline.system.hardware import Hardware
+from pipeline.system.hardware import Hardware, Rates
 from pipeline.system.units import amount, duration
 
 __all__ = ["Forecast", "Wish", "decide", "describe"]
@@ -35,8 +37,9 @@ class Forecast:
     memory is short. ``cache_room_bytes`` is what rows may fill together, ``batch_tokens`` rows x longest row
     of them. ``store_bytes`` are all documents' caches as the store would keep them, ``disk_peak_bytes`` those
     that it will. ``sweep`` where weights are streamed; ``most_rows`` are those worth decoding together,
-    whatever fits. ``reasons`` follow the decision in order; ``next_steps`` say what would have to change for
-    the next better one.
+    whatever fits. ``bandwidth_share``: what a step makes use of (weights once, valid caches once) of the
+    bandwidth that a card's data sheet gives, by the prediction. ``reasons`` follow the decision in order;
+    ``next_steps`` say what would have to change for the next better one.
     """
 
     verdict: Verdict
@@ -56,6 +59,7 @@ class Forecast:
     batch_tokens: int
     transfer_bytes: int
     step: DecodeStep | None
+    bandwidth_share: float | None
     load_seconds: float | None
     prefill_seconds: float | None
     crossover_tokens: int | None
@@ -82,7 +86,7 @@ def decide(shape: ModelShape, hardware: Hardware, wish: Wish) -> Forecast:
     need = Need.of(shape, wish, chunk, have.on_card)
     reasons = [_about(shape, need, wish, have)]
     where = settle(shape, need, have, wish, hardware.rates, reasons)
-    rows = where.rows(shape, have, wish)
+    rows, most_rows = _together(shape, have, wish, hardware.rates, where, reasons)
     timing = Timing.of(shape, have, hardware.rates, wish, where, rows) if rows else Timing()
     reasons += _rows_and_time(rows, timing, wish, have)
     kept = keeping(shape, wish, timing.crossover, reasons)
@@ -97,7 +101,7 @@ def decide(shape: ModelShape, hardware: Hardware, wish: Wish) -> Forecast:
         weights_bytes=where.weights,
         cache_place=where.cache_place,
         rows=rows,
-        most_rows=where.most_rows(have, wish),
+        most_rows=most_rows,
         context_tokens=wish.context_tokens,
         vram_peak_bytes=peaks.vram,
         ram_peak_bytes=peaks.ram,
@@ -107,9 +111,10 @@ def decide(shape: ModelShape, hardware: Hardware, wish: Wish) -> Forecast:
         sweep=where.sweep,
         cache_bytes=peaks.cache,
         cache_room_bytes=where.room_bytes,
-        batch_tokens=where.batch_tokens(shape, wish, where.most_rows(have, wish)),
+        batch_tokens=where.batch_tokens(shape, wish, most_rows),
         transfer_bytes=moved_bytes(shape, wish, where, rows),
         step=timing.step,
+        bandwidth_share=_bandwidth_share(shape, have, wish, hardware.rates, where, rows, timing),
         load_seconds=timing.load,
         prefill_seconds=timing.prefill,
         crossover_tokens=timing.crossover,
@@ -125,6 +130,23 @@ def decide(shape: ModelShape, hardware: Hardware, wish: Wish) -> Forecast:
     )
 
 
+def _together(
+    shape: ModelShape, have: Room, wish: Wish, rates: Rates, where: Where, reasons: list[str]
+) -> tuple[int, int]:
+    """(rows of a typical length that decode together, the most that are worth it whatever fits)."""
+    fit, most = where.rows(shape, have, wish), where.most_rows(have, wish)
+    if not fit or where.sweep is not None or where.cache_place != "device":
+        return fit, most
+    paying = paying_rows(shape, have, wish, rates, fit)
+    if paying == fit:
+        return fit, most
+    reasons.append(
+        f"{fit} rows would fit, {paying} give more tokens a second by the prediction: with more, "
+        f"bitsandbytes copies weights to 16 bits in every pass"
+    )
+    return paying, paying
+
+
 def _about(shape: ModelShape, need: Need, wish: Wish, have: Room) -> str:
     kept = " (in 8 bits, as configured)" if wish.cache_dtype else ""
     return (
@@ -134,6 +156,17 @@ def _about(shape: ModelShape, need: Need, wish: Wish, have: Room) -> str:
         f"{wish.row_tokens:,} tokens{kept} and about "
         f"{amount(need.activation_bytes)} of activations; {have.describe()}"
     )
+
+
+def _bandwidth_share(
+    shape: ModelShape, have: Room, wish: Wish, rates: Rates, where: Where, rows: int, timing: Timing
+) -> float | None:
+    """Of a card that holds everything; None elsewhere, and where a rate is not known."""
+    step, bandwidth = timing.step, rates.memory_bytes_per_second
+    if step is None or bandwidth is None or not have.on_card or where.verdict != "resident":
+        return None
+    useful = useful_bytes(shape, wish.quantization, wish.dtype, rows, wish.typical_tokens)
+    return useful / bandwidth / step.seconds
 
 
 def _rows_and_time(rows: int, timing: Timing, wish: Wish, have: Room) -> list[str]:

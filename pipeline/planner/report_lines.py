@@ -12,8 +12,22 @@ from pipeline.planner.model.shape import ModelShape
 from pipeline.system.units import amount, duration
 
 Unit = Literal[
-    "bytes", "seconds", "tokens", "rows", "documents an hour", "tokens a second", "times", "parameters"
+    "bytes",
+    "seconds",
+    "tokens",
+    "rows",
+    "documents an hour",
+    "tokens a second",
+    "times",
+    "parameters",
+    "percent",
 ]
+
+
+_STEP_ON_CARD = (
+    "a prediction: max((weights + 16-bit copies + cache + logits) / 80 % of the bandwidth, "
+    "operations / 50 % of the rate) + launches x 6 us (a replay: 10 us + 1 us a node) + waits x 15 us"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +48,8 @@ class Quantity:
             return amount(self.value)
         if self.unit == "seconds":
             return duration(self.value) if self.value >= 0 else f"-{duration(-self.value)}"
+        if self.unit == "percent":
+            return f"{self.value:.0f} %"
         return f"{self.value:,.1f} times" if self.unit == "times" else f"{self.value:,.0f} {self.unit}"
 
     def to_json(self) -> dict[str, Any]:
@@ -149,9 +165,17 @@ def _speed(forecast: Forecast) -> list[Quantity]:
             "decode_step",
             step.seconds if step else None,
             "seconds",
-            "max(weights + cache over memory rate, 2 N rows / arithmetic, transfer)",
+            _STEP_ON_CARD
+            if forecast.bandwidth_share is not None
+            else "max(weights + cache over memory rate, 2 N rows / arithmetic, transfer)",
         ),
         Quantity("decode_rate", tokens, "tokens a second", "rows / step"),
+        Quantity(
+            "bandwidth_share",
+            None if forecast.bandwidth_share is None else 100 * forecast.bandwidth_share,
+            "percent",
+            "a prediction: (weights once + valid cache once) / bandwidth of the data sheet / step",
+        ),
         Quantity("transferred_a_step", forecast.transfer_bytes, "bytes", "offloaded weights and cache"),
         Quantity(
             "transfer_a_step",

@@ -4,7 +4,8 @@ whole numbers.
 The formulas are rooflines (Williams, Waterman, Patterson, 2009): the slower of arithmetic and memory sets the
 time. Prefill multiplies every weight with many tokens and is bound by arithmetic; decoding reads every weight
 for a few tokens and is bound by memory. No real kernel reaches the roof; ``prefill_share`` and
-``decode_share`` say how near ours comes, and are what `bench` calibrates.
+``decode_share`` say how near ours comes, and are what `bench` calibrates. Of a graphics card a pass is
+counted in more detail (``planner/pass_time.py``).
 """
 
 from __future__ import annotations
@@ -12,7 +13,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from pipeline.planner.fused_products import FusedRows
 from pipeline.planner.model.shape import ModelShape
+from pipeline.planner.pass_time import (
+    COUNTED,
+    REACHED_ARITHMETIC,
+    REACHED_BANDWIDTH,
+    CardPass,
+    logits_bytes,
+)
 from pipeline.system.hardware import Rates
 
 # On this project's test machine SmolLM2-135M prefills 360 tokens/s where the roof says about 510, and decodes
@@ -22,11 +31,21 @@ PREFILL_SHARE, DECODE_SHARE = 0.7, 0.6
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """A machine and how near to its roofs the engine comes."""
+    """A machine and how near to its roofs the engine comes; ``card``: how a graphics card decodes, None where
+    there is none.
+    """
 
     rates: Rates
     prefill_share: float = PREFILL_SHARE
     decode_share: float = DECODE_SHARE
+    card: CardPass | None = None
+
+    @classmethod
+    def of(cls, rates: Rates, *, on_card: bool, fused: FusedRows | None = None) -> Speed:
+        """Of a machine that computes there. ``fused``: of weights in 4 bits."""
+        if not on_card:
+            return cls(rates)
+        return cls(rates, REACHED_ARITHMETIC, REACHED_BANDWIDTH, CardPass(COUNTED, fused))
 
     @property
     def arithmetic(self) -> float:
@@ -82,7 +101,8 @@ def prefill_seconds(shape: ModelShape, tokens: int, speed: Speed, past_tokens: i
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
     """One decoding step of a batch: where its time goes. ``seconds`` is for the whole batch; each row gets
-    one token.
+    one token. On a card ``beside_seconds`` are copies of weights in 16 bits, written and read, and logits;
+    ``dispatch_seconds`` launches and waits.
     """
 
     weights_seconds: float
@@ -90,13 +110,16 @@ class DecodeStep:
     compute_seconds: float
     unpack_seconds: float = 0.0
     transfer_seconds: float = 0.0
+    beside_seconds: float = 0.0
+    dispatch_seconds: float = 0.0
 
     @property
     def resident_seconds(self) -> float:
         """Were everything in the memory of the device that computes. Weights in 4 bits become plain numbers
         first.
         """
-        return self.unpack_seconds + max(self.weights_seconds + self.cache_seconds, self.compute_seconds)
+        moving = self.weights_seconds + self.cache_seconds + self.beside_seconds
+        return self.unpack_seconds + self.dispatch_seconds + max(moving, self.compute_seconds)
 
     @property
     def hidden(self) -> bool:
@@ -113,6 +136,8 @@ class DecodeStep:
             "unpacking the weights": self.unpack_seconds,
             "reading weights from memory": self.weights_seconds,
             "reading the cache": self.cache_seconds,
+            "copies of weights in 16 bits": self.beside_seconds,
+            "launching kernels": self.dispatch_seconds,
         }
         return max(parts, key=lambda name: parts[name])
 
@@ -130,6 +155,8 @@ class DecodeStep:
             self.cache_seconds * factor,
             self.compute_seconds * factor,
             self.unpack_seconds * factor,
+            beside_seconds=self.beside_seconds * factor,
+            dispatch_seconds=self.dispatch_seconds * factor,
         )
 
     @property
@@ -174,7 +201,12 @@ def _resident_step(
     weights = shape.read_bytes_per_step(quantization, dtype, rows) / speed.memory
     cache = shape.kv_bytes(tokens, dtype, rows) / speed.memory
     compute = 2.0 * shape.matmul_parameters * rows / speed.arithmetic
-    return DecodeStep(weights, cache, compute, unpack_seconds(shape, speed.rates, quantization))
+    step = DecodeStep(weights, cache, compute, unpack_seconds(shape, speed.rates, quantization))
+    if speed.card is None:
+        return step
+    copied = speed.card.copied_bytes(shape, dtype, rows) if quantization == "nf4" else 0
+    beside = (copied + logits_bytes(shape, dtype, rows)) / speed.memory
+    return replace(step, beside_seconds=beside, dispatch_seconds=speed.card.dispatch.seconds(shape.layers))
 
 
 def unpack_seconds(shape: ModelShape, rates: Rates, quantization: str) -> float:

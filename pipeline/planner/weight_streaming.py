@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pipeline.planner.budget import CACHE_SHARE, SHORTEST_TOKENS, Need, Place, Room, Wish
+from pipeline.planner.fused_products import FusedRows
 from pipeline.planner.memory import streamed_pass_bytes
 from pipeline.planner.model.layers import dtype_bytes
 from pipeline.planner.model.shape import ModelShape
@@ -188,7 +189,7 @@ def tokens_per_second(
         return float(rows)
     step = decode_step(
         shape,
-        Speed(rates),
+        speed_of(rates, have, wish, sweep),
         quantization=wish.quantization,
         dtype=wish.dtype,
         rows=rows,
@@ -197,3 +198,12 @@ def tokens_per_second(
         link_bytes_per_second=sweep.link_bytes_per_second(rates, on_card=have.on_card) if sweep else None,
     )
     return rows / step.seconds
+
+
+def speed_of(rates: Rates, have: Room, wish: Wish, sweep: Sweep | None) -> Speed:
+    """Of the machine under this plan. Streamed weights are unpacked before they are multiplied, whatever the
+    rows.
+    """
+    unpacked = FusedRows({}, "streamed weights are unpacked a unit at a time")
+    fused = unpacked if sweep and wish.quantization == "nf4" else wish.fused
+    return Speed.of(rates, on_card=have.on_card, fused=fused)

@@ -15,9 +15,11 @@ from typing import Any
 from pipeline.config import Config, identity_of, store_folder
 from pipeline.engine.interface import Backend, ModelFacts, PlanRequest
 from pipeline.engine.model.demo_model import cache_folder
+from pipeline.engine.model.fused_products import fused_rows
 from pipeline.errors import CannotPlan, ConfigError, OvernightError
 from pipeline.planner.budget import Wish
 from pipeline.planner.forecast import Forecast, decide
+from pipeline.planner.fused_products import FusedRows
 from pipeline.planner.model.shape import ModelShape
 from pipeline.planner.plan import usable, wish_of
 from pipeline.planner.prompt_layout import Layout, choose_layout, questions_about_a_document, tokens_of
@@ -28,6 +30,7 @@ from pipeline.records import Document, Plan, Sampling
 from pipeline.sources import read_source
 from pipeline.stores.kv.directory import measured_reading
 from pipeline.system.hardware import Hardware, probe
+from pipeline.system.hardware_datasheet import card_of
 from pipeline.system.hardware_rates import known_rates, with_rates
 from pipeline.system.stop_signal import seconds_until
 from pipeline.tasks import Setting, Task, build_task
@@ -171,7 +174,18 @@ def ground_of(
     if calibration.process_bytes:
         wish = replace(wish, process_bytes=calibration.process_bytes)
     found = machine or this_machine(config, dtype, calibration)
+    wish = replace(wish, fused=_fused(config, facts, found, wish))
     return Ground(config, backend, facts, found, wish, calibration)
+
+
+def _fused(config: Config, facts: ModelFacts, machine: Hardware, wish: Wish) -> FusedRows | None:
+    """How many rows the first card that may be used multiplies with weights in 4 bits as they lie; None where
+    there are none, or no card.
+    """
+    cards = usable(config, machine)
+    if wish.quantization != "nf4" or facts.shape is None or not cards.gpu_bytes:
+        return None
+    return fused_rows(facts.shape, card_of(cards, 0), wish.dtype)
 
 
 def this_machine(config: Config, dtype: str, calibration: MeasuredSpeeds) -> Hardware:

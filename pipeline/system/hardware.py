@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -55,7 +56,9 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """Bytes that are free now. ``gpu_bytes`` has one entry a CUDA device."""
+    """Bytes that are free now. ``gpu_bytes`` has one entry a CUDA device; of each, where the machine was
+    asked, ``gpu_processors`` has its streaming multiprocessors and its compute capability: (24, 8, 9).
+    """
 
     cores: int
     ram_bytes: int
@@ -64,6 +67,7 @@ class Hardware:
     disks: tuple[Disk, ...] = ()
     rates: Rates = Rates()
     link: str = ""  # between host and card, e.g. "PCIe 4.0 x16"; empty where it is not known
+    gpu_processors: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def vram_bytes(self) -> int:
@@ -83,8 +87,13 @@ def probe(folders: tuple[Path, ...] = ()) -> Hardware:
         ram_bytes=available_ram_bytes(),
         gpu_bytes=tuple(torch.cuda.mem_get_info(card)[0] for card in cards),
         gpu_names=tuple(torch.cuda.get_device_name(card) for card in cards),
+        gpu_processors=tuple(_processors(torch.cuda.get_device_properties(card)) for card in cards),
         disks=tuple(disk_of(folder) for folder in folders),
     )
+
+
+def _processors(properties: Any) -> tuple[int, int, int]:
+    return properties.multi_processor_count, properties.major, properties.minor
 
 
 def usable_cores() -> int:

@@ -9,9 +9,10 @@ is not pinned is copied twice and reaches about half of that.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeline.errors import ConfigError
+from pipeline.system.hardware import Hardware
 
 # Gigatransfers a second and lane, and the share of them that is data: 8b/10b, then 128b/130b, then flits of
 # 256 bytes with 242 of data.
@@ -95,21 +96,47 @@ HARD_DISK = DiskKind("hard disk", 0.2e9, 0.2e9)
 
 @dataclass(frozen=True, slots=True)
 class CardKind:
-    """A typical card of a size: memory bandwidth, and dense matrix products at 16 bits with float32 sums."""
+    """A graphics card by its data sheet: memory bandwidth, dense matrix products at 16 bits with float32
+    sums, streaming multiprocessors and compute capability.
+    """
 
+    name: str
     memory_gib: int
     memory_bytes_per_second: float
     matmul_per_second: float
+    multiprocessors: int
+    capability: tuple[int, int]
+
+    def describe(self) -> str:
+        """``24 multiprocessors of capability 8.9``."""
+        major, minor = self.capability
+        return f"{self.multiprocessors} multiprocessors of capability {major}.{minor}"
 
 
-# NVIDIA data sheets: RTX 3060 Ti, RTX 3060, RTX 4060 Ti 16 GB, RTX 3090, RTX A6000, A100 80 GB.
+# NVIDIA's data sheets and white papers of Turing, Ampere, Ada, Hopper and Blackwell. First the typical one of
+# a size, for cards of which nothing else is known.
 CARDS = (
-    CardKind(8, 448e9, 32e12),
-    CardKind(12, 360e9, 25e12),
-    CardKind(16, 288e9, 44e12),
-    CardKind(24, 936e9, 71e12),
-    CardKind(48, 768e9, 155e12),
-    CardKind(80, 2039e9, 312e12),
+    CardKind("RTX 3060 Ti", 8, 448e9, 32e12, 38, (8, 6)),
+    CardKind("RTX 3060", 12, 360e9, 25e12, 28, (8, 6)),
+    CardKind("RTX 4060 Ti", 16, 288e9, 44e12, 34, (8, 9)),
+    CardKind("RTX 3090", 24, 936e9, 71e12, 82, (8, 6)),
+    CardKind("RTX A6000", 48, 768e9, 155e12, 84, (8, 6)),
+    CardKind("A100", 80, 2039e9, 312e12, 108, (8, 0)),
+)
+_OTHERS = (
+    CardKind("RTX 4060", 8, 272e9, 30e12, 24, (8, 9)),
+    CardKind("RTX 3080", 10, 760e9, 59e12, 68, (8, 6)),
+    CardKind("RTX 4070", 12, 504e9, 58e12, 46, (8, 9)),
+    CardKind("T4", 16, 320e9, 65e12, 40, (7, 5)),
+    CardKind("RTX 5060 Ti", 16, 448e9, 47e12, 36, (12, 0)),
+    CardKind("RTX 4080", 16, 717e9, 97e12, 76, (8, 9)),
+    CardKind("RTX 4090", 24, 1008e9, 165e12, 128, (8, 9)),
+    CardKind("A10", 24, 600e9, 125e12, 72, (8, 6)),
+    CardKind("L4", 24, 300e9, 121e12, 58, (8, 9)),
+    CardKind("RTX 5090", 32, 1792e9, 209e12, 170, (12, 0)),
+    CardKind("L40S", 48, 864e9, 362e12, 142, (8, 9)),
+    CardKind("H100", 80, 3350e9, 989e12, 132, (9, 0)),
+    CardKind("H200", 141, 4800e9, 989e12, 132, (9, 0)),
 )
 # Of a desktop processor: two channels of DDR4-3200 give 51 GB/s; 32 float32 operations a core and cycle
 # (AVX2) at about 3 GHz.
@@ -123,3 +150,44 @@ def typical_card(memory_bytes: int) -> CardKind:
     """
     fitting = [card for card in CARDS if card.memory_gib * 2**30 * 0.9 <= memory_bytes]
     return fitting[-1] if fitting else CARDS[0]
+
+
+def named_card(name: str) -> CardKind | None:
+    """The card called so, however it is written (``rtx4060``, ``NVIDIA GeForce RTX 4060``, ``Tesla T4``);
+    None where it is not in the table.
+    """
+    words = _words(name)
+    found = [card for card in (*CARDS, *_OTHERS) if f" {_words(card.name)} " in f" {words} "]
+    # a model that is not in the table, such as a 4070 Ti, is not the one whose name it begins with
+    found = [card for card in found if not _further(words, _words(card.name))]
+    return max(found, key=lambda card: len(card.name), default=None)
+
+
+def card_kind(name: str, memory_bytes: int) -> CardKind:
+    """By name where the table has it, else the typical one of that size."""
+    return named_card(name) or typical_card(memory_bytes)
+
+
+def card_of(hardware: Hardware, number: int) -> CardKind:
+    """Card ``number`` of a machine: by its name or its size, with the processors that it was asked for."""
+    name = hardware.gpu_names[number] if number < len(hardware.gpu_names) else ""
+    kind = card_kind(name, hardware.gpu_bytes[number])
+    if number >= len(hardware.gpu_processors):
+        return kind
+    multiprocessors, major, minor = hardware.gpu_processors[number]
+    return replace(kind, multiprocessors=multiprocessors, capability=(major, minor))
+
+
+def _words(name: str) -> str:
+    """Small letters, a space between letters and numbers where a series name ends: ``rtx4060ti`` is ``rtx
+    4060 ti``; A100, L4 and T4 are one word.
+    """
+    text = re.sub(r"[^a-z0-9]+", " ", name.lower())
+    text = re.sub(r"\b(rtx)\s*(?=[a-z]?\d)", r"\1 ", text)
+    return re.sub(r"(?<=\d{4})\s*(ti|super)\b", r" \1", text).strip()
+
+
+def _further(words: str, known: str) -> bool:
+    """Whether ``words`` go on behind ``known`` to another model's name."""
+    behind = f" {words} ".partition(f" {known} ")[2].split()
+    return bool(behind) and behind[0] in ("ti", "super", "laptop", "mobile")

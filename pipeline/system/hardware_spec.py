@@ -27,8 +27,9 @@ from pipeline.system.hardware_datasheet import (
     SATA,
     DiskKind,
     Link,
+    card_kind,
+    named_card,
     parse_link,
-    typical_card,
 )
 from pipeline.system.units import parse_bytes
 
@@ -44,14 +45,15 @@ def described(
     cores: int | None = None,
     disk: str = "nvme",
 ) -> Hardware:
-    """A machine from the words of the command line; ``vram`` may be one size, several, or ``2x24GiB``. Raises
-    ConfigError.
+    """A machine from the words of the command line; ``vram`` may be one size, several, ``2x24GiB``, or the
+    name of a card (``rtx4060``). Raises ConfigError.
 
     ``disk``: its kind, and after a colon what is free on it; without that nothing is. Speeds are typical ones
     of such a machine (planner/links.py).
     """
     listed = [vram] if isinstance(vram, str) else list(vram or ())
-    cards = tuple(size for text in listed for size in _cards(text))
+    named = [card for text in listed for card in _cards(text)]
+    cards = tuple(size for size, _ in named)
     link = parse_link(pcie) if pcie else Link(4, 16) if cards else None
     kind, _, free = disk.partition(":")
     if kind not in _DISKS:
@@ -64,8 +66,9 @@ def described(
     count = _DEFAULT_CORES if cores is None else cores
     if count < 1:
         raise ConfigError(f"--cores is {count}; a machine has at least one")
-    rates = typical_rates(cards, count, link, _DISKS[kind])
-    return Hardware(count, memory, cards, disks=disks, rates=rates, link=str(link) if link else "")
+    names = tuple(name for _, name in named)
+    rates = typical_rates(cards, count, link, _DISKS[kind], names)
+    return Hardware(count, memory, cards, names, disks=disks, rates=rates, link=str(link) if link else "")
 
 
 def read_hardware(path: Path) -> Hardware:
@@ -101,7 +104,8 @@ def _from_keys(raw: Mapping[str, Any], origin: str) -> Hardware:
     if raw.get("ram") is None:
         raise ConfigError(f"{origin}: ram is missing; write for example ram: 64GiB")
     link = parse_link(str(raw["pcie"])) if raw.get("pcie") else Link(4, 16) if sizes else None
-    rates = _given(typical_rates(tuple(sizes), cores, link, kind), raw.get("rates") or {}, origin)
+    typical = typical_rates(tuple(sizes), cores, link, kind, names)
+    rates = _given(typical, raw.get("rates") or {}, origin)
     return Hardware(
         cores,
         _size(f"{origin}: ram", raw["ram"]),
@@ -113,11 +117,15 @@ def _from_keys(raw: Mapping[str, Any], origin: str) -> Hardware:
     )
 
 
-def typical_rates(cards: Sequence[int], cores: int, link: Link | None, disk: DiskKind) -> Rates:
+def typical_rates(
+    cards: Sequence[int], cores: int, link: Link | None, disk: DiskKind, names: Sequence[str] = ()
+) -> Rates:
     """Speeds of such a machine, from data sheets. Several cards take turns (layers are spread over them), so
-    they are as fast as one.
+    they are as fast as the smallest. ``names``: of the cards, as far as they are known.
     """
-    card = typical_card(min(cards)) if cards else None
+    called = names or [""] * len(cards)
+    kinds = [card_kind(name, size) for size, name in zip(cards, called, strict=True)]
+    card = min(kinds, key=lambda kind: kind.memory_gib, default=None)
     pinned, unpinned = (
         (link.pinned_bytes_per_second, link.unpinned_bytes_per_second) if link else (None, None)
     )
@@ -150,14 +158,19 @@ def _given(rates: Rates, raw: Any, origin: str) -> Rates:
     return replace(rates, origin="given" if numbers else rates.origin, **numbers)
 
 
-def _cards(text: str) -> list[int]:
-    """``24GiB``, ``2x24GiB`` or ``24GiB,8GiB``."""
-    sizes = []
+def _cards(text: str) -> list[tuple[int, str]]:
+    """(bytes, name) of each of ``24GiB``, ``2x24GiB``, ``24GiB,8GiB`` or ``rtx4060``; of a size the name is
+    empty.
+    """
+    found: list[tuple[int, str]] = []
     for part in text.split(","):
         count, times, size = part.strip().partition("x")
         repeated = times and count.strip().isdigit()
-        sizes += [_size("--vram", size if repeated else part)] * (int(count) if repeated else 1)
-    return sizes
+        said = size if repeated else part
+        kind = named_card(said)
+        card = (kind.memory_gib * 2**30, kind.name) if kind else (_size("--vram", said), "")
+        found += [card] * (int(count) if repeated else 1)
+    return found
 
 
 def _disks(raw: Mapping[str, Any], origin: str) -> tuple[tuple[Disk, ...], DiskKind]:

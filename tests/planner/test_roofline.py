@@ -146,7 +146,7 @@ def duration(
 
 
 def test_documents_an_hour() -> None:
-    speed = Speed(LARGE_CARD.rates)
+    speed = Speed.of(LARGE_CARD.rates, on_card=True)
     found = duration([1000] * 10, 10, rows=5, shared=100)
     reading = 10 * prefill_seconds(llama(), 1000, speed, 100) + prefill_seconds(llama(), 100, speed)
     step = decode_step(llama(), speed, quantization="none", dtype="float16", rows=5, tokens=1164)
@@ -157,7 +157,7 @@ def test_documents_an_hour() -> None:
 
 def test_the_error_of_a_sample_shrinks_with_its_size_and_is_nought_for_all() -> None:
     few, many = (duration([100, 300] * count, 10_000, 1, characters_a_token=0) for count in (5, 500))
-    assert 0.1 < few.relative_error < 0.5 / math.sqrt(9)
+    assert 0.09 < few.relative_error < 0.5 / math.sqrt(9)
     assert many.relative_error < few.relative_error / 9
     low, high = few.range_seconds
     assert (low + high) / 2 == pytest.approx(few.seconds)
@@ -181,7 +181,8 @@ def test_more_work_never_takes_less_time(lengths: list[int], documents: int, out
     assert seconds(lengths, documents, output + 1) >= base
     assert seconds(lengths, documents, output, instructions=200) >= base
     shared = duration(lengths, documents, output, characters_a_token=0, shared=100).seconds
-    assert shared <= (base + prefill_seconds(llama(), 100, Speed(LARGE_CARD.rates))) * (1 + 1e-9)
+    prefix = prefill_seconds(llama(), 100, Speed.of(LARGE_CARD.rates, on_card=True))
+    assert shared <= (base + prefix) * (1 + 1e-9)
 
 
 def test_recurrent_models_are_timed_too() -> None:

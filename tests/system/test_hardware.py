@@ -13,8 +13,16 @@ import pytest
 
 from pipeline.engine.model.nf4 import unpacking_rate
 from pipeline.errors import ConfigError
-from pipeline.system.hardware import Rates, available_ram_bytes, disk_of, probe
-from pipeline.system.hardware_datasheet import CARDS, Link, parse_link, typical_card
+from pipeline.system.hardware import Hardware, Rates, available_ram_bytes, disk_of, probe
+from pipeline.system.hardware_datasheet import (
+    CARDS,
+    Link,
+    card_kind,
+    card_of,
+    named_card,
+    parse_link,
+    typical_card,
+)
 from pipeline.system.hardware_rates import machine_key, measured_rates, with_rates
 from pipeline.system.hardware_spec import described, read_hardware
 
@@ -215,3 +223,42 @@ def test_other_numbers_are_another_entry(tmp_path: Path) -> None:
 def test_rates_are_plain_numbers() -> None:
     assert with_rates(described(ram="8GiB"), Rates("x")).rates == Rates("x")
     assert all(value is None or isinstance(value, str | float) for value in asdict(Rates()).values())
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("rtx4060", "RTX 4060"),
+        ("NVIDIA GeForce RTX 4060", "RTX 4060"),
+        ("NVIDIA GeForce RTX 4060 Ti", "RTX 4060 Ti"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("NVIDIA GeForce RTX 4070 Ti", None),
+        ("NVIDIA GeForce RTX 4060 Laptop GPU", None),
+        ("NVIDIA A10G", None),
+        ("24GiB", None),
+    ],
+)
+def test_cards_by_name(written: str, name: str | None) -> None:
+    found = named_card(written)
+    assert (found.name if found else None) == name
+
+
+def test_a_card_is_what_it_says_of_itself() -> None:
+    machine = Hardware(8, GIB, (8 * GIB, 24 * GIB), ("a card", "RTX 3090"), gpu_processors=((24, 8, 9),))
+    assert card_of(machine, 0).multiprocessors == 24
+    assert card_of(machine, 0).capability == (8, 9)
+    assert card_of(machine, 1) == named_card("rtx3090")
+    assert card_kind("of no name", 12 * GIB) is typical_card(12 * GIB)
+
+
+def test_a_machine_with_a_named_card() -> None:
+    found = described("rtx4060", "32GiB")
+    assert found.gpu_bytes == (8 * GIB,)
+    assert found.gpu_names == ("RTX 4060",)
+    assert found.rates.memory_bytes_per_second == 272e9
+    assert described("2x24GiB").gpu_names == ("", "")
+    assert (
+        described("8GiB,rtx3090").rates.memory_bytes_per_second
+        == typical_card(8 * GIB).memory_bytes_per_second
+    )

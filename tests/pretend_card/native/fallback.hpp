@@ -165,6 +165,11 @@ bool run(const c10::OperatorHandle& op, torch::jit::Stack* stack, bool dryly) {
       r.card.unsafeGetTensorImpl()->set_sizes_and_strides(r.near.sizes(), r.near.strides());
       if (bytes && !dryly) memcpy(r.card.mutable_data_ptr(), r.near.const_data_ptr(), bytes);
     }
+  // Not computed, but no garbage either: what small results say (is it finite, which is the best) is looked at.
+  if (dryly)
+    for (auto& r : records)
+      if (r.write && r.card.numel() && r.card.numel() <= 16 * dry_above && r.card.is_non_overlapping_and_dense())
+        memset(r.card.mutable_data_ptr(), 0, r.card.numel() * r.card.dtype().itemsize());
   auto back = [&](const at::Tensor& out) -> at::Tensor {
     if (!out.defined() || !(dryly ? out.is_meta() : out.device().is_cpu())) return out;
     for (auto& r : records)

@@ -1,0 +1,1 @@
+"""What the engine would do on a graphics card, counted on a pretended one and predicted from the counts."""

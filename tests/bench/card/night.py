@@ -1,0 +1,210 @@
+"""One dry night on a pretended card: everything that takes memory, at its fullest, and what the plan said.
+
+    python -m tests.bench.card.night MODEL FOLDER      # in a process that has a pretended card
+
+Prints one JSON object. A night loads the model by the product's own way, reads a prompt that fills the
+context, decodes as many rows as the plan allows for 200 passes, reads documents until some must go, and runs
+out of memory once, so that a rung of the ladder is taken. Nothing is computed: tensors are but shapes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.bench.card.device import Device
+from tests.bench.card.models import hollow
+from tests.bench.card.weightless import without_bytes
+
+CONTEXT_TOKENS, DOCUMENT_TOKENS, NEW_TOKENS = 8192, 1000, 200
+RAM_BYTES, DISK_BYTES, CORES = 32 * 2**30, 500 * 10**9, 8
+_RUNG_TOKENS = 8
+_LONGEST_SECONDS = 900  # of one part of a night
+
+
+@dataclass
+class Part:
+    """One part of a night: what it held at its fullest, in bytes of the card; how often memory ran out."""
+
+    name: str
+    peak_bytes: int
+    reserved_bytes: int
+    out_of_memory: int
+    steps: int = 0
+    answers: int = 0
+    told: list[str] = field(default_factory=list)
+
+
+def configuration(folder: Path, run: Path) -> Any:
+    """Of a night with one task over the model in ``folder``."""
+    from pipeline.config import parse_config
+
+    return parse_config(
+        {
+            "model": {
+                "id": str(folder),
+                "quantization": "nf4",
+                "dtype": "bfloat16",
+                "context_tokens": CONTEXT_TOKENS,
+            },
+            "source": {"path": str(run)},
+            "tasks": [{"name": "summary", "kind": "summarize", "max_output_tokens": NEW_TOKENS}],
+            "generation": {"layout": "instructions_first"},
+            "run": {"directory": str(run)},
+        }
+    )
+
+
+def machine(card_bytes: int, name: str = "") -> Any:
+    """With one card of which ``card_bytes`` are free, and the rest as machines with such cards have it."""
+    from dataclasses import replace
+
+    from pipeline.system.hardware_spec import described
+
+    plain = described(str(card_bytes), str(RAM_BYTES), "4.0x16", CORES, f"nvme:{DISK_BYTES}")
+    return replace(plain, gpu_names=(name,))
+
+
+def planned(name: str, root: Path, device: Device) -> tuple[Any, Any, Any]:
+    """(backend, plan, forecast) for documents of 1,000 tokens on the card. Raises DoesNotFit."""
+    from pipeline.engine.registry import open_backend
+    from pipeline.planner.workload import Asked, Question, TaskLoad
+    from pipeline.prepare.prepare import ground_of, resolve
+
+    config = configuration(hollow(name, root / "models"), root / "run")
+    backend = open_backend(config)
+    resolved = resolve(config, backend, {})
+    asked = Asked(4 * DOCUMENT_TOKENS, DOCUMENT_TOKENS, (Question(DOCUMENT_TOKENS, 0, NEW_TOKENS),))
+    load = TaskLoad("summary", "summarize", 1000, 4000 * DOCUMENT_TOKENS, (asked,) * 8)
+    ground = ground_of(config, backend, resolved, machine(device.free_bytes))
+    return backend, ground.plan(resolved), ground.decide((load,))
+
+
+class Night:
+    """An engine under its plan, and the parts of the night so far."""
+
+    def __init__(self, engine: Any, plan: Any, device: Device) -> None:
+        self._engine, self._plan, self._device = engine, plan, device
+        self._number = 0
+        self.parts: list[Part] = []
+
+    def part(self, name: str, requests: list[Any], most_steps: int = 10**6) -> Part:
+        """Work off ``requests``; those that are not done after ``most_steps`` are released."""
+        self._device.begin()
+        self._engine.admit(requests)
+        steps, answers, told = 0, 0, []
+        until = time.monotonic() + _LONGEST_SECONDS
+        while not self._engine.idle and steps < most_steps and time.monotonic() < until:
+            found = self._engine.step()
+            steps, answers = steps + 1, answers + len(found)
+            told += [f"{one.error[0]}: {one.error[1]}" for one in found if one.error]
+            told += [note for one in found for note in one.notes]
+        self._engine.release([request.request_id for request in requests])
+        memory = self._device.memory()
+        part = Part(
+            name,
+            memory.peak_bytes,
+            memory.reserved_bytes,
+            memory.out_of_memory,
+            steps,
+            answers,
+            list(dict.fromkeys(told))[:4],
+        )
+        self.parts.append(part)
+        print(json.dumps(vars(part)), file=sys.stderr, flush=True)
+        return part
+
+    def texts(self, rows: int, prompt: int, new: int, **more: int) -> list[Any]:
+        """``rows`` different prompts to go on from."""
+        from pipeline.records import Decode, Request
+
+        first, self._number = self._number, self._number + rows
+        return [
+            Request(
+                number,
+                tuple(3 + (number * 31 + 7 * place) % 50_000 for place in range(prompt)),
+                Decode(new, loops_end=False),
+                **more,
+            )
+            for number in range(first, first + rows)
+        ]
+
+
+def fullest_rows(plan: Any, tokens: int) -> int:
+    """Rows of ``tokens`` that the plan lets decode together."""
+    return max(1, min(plan.max_batch_rows, plan.batch_tokens // tokens))
+
+
+def run(name: str, root: Path) -> dict[str, Any]:
+    """The night of model ``name`` on this process's card, as plain values."""
+    from pipeline.engine.select import select_engine
+    from pipeline.errors import ConfigError, DoesNotFit
+
+    device = Device()
+    try:
+        backend, plan, forecast = planned(name, root, device)
+    except DoesNotFit as error:
+        return {"model": name, "card_bytes": device.total_bytes, "refused": str(error)}
+    found: dict[str, Any] = {
+        "model": name,
+        "card_bytes": device.total_bytes,
+        "planned_bytes": forecast.vram_peak_bytes,
+        "verdict": forecast.verdict,
+        "placement": plan.placement,
+        "rows": fullest_rows(plan, DOCUMENT_TOKENS + NEW_TOKENS),
+        "fits": forecast.fits,
+        "reasons": list(plan.reasons),
+    }
+    without_bytes()
+    device.begin()
+    started = time.monotonic()
+    try:
+        loaded = backend.load(plan, root / "offload", lambda _: None)
+    except (ConfigError, DoesNotFit) as error:
+        return found | {"not loaded": str(error)}
+    engine, kind = select_engine(loaded, plan, end_ids=(), pad_id=0)
+    _let_all_rows_in(engine, plan)
+    memory = device.memory()
+    night = Night(engine, plan, device)
+    print(json.dumps(found), file=sys.stderr, flush=True)
+    night.parts.append(Part("loading", memory.peak_bytes, memory.reserved_bytes, memory.out_of_memory))
+    _live(night, plan, device, found["rows"])
+    return found | {
+        "engine": kind,
+        "seconds": round(time.monotonic() - started, 1),
+        "parts": [vars(part) for part in night.parts],
+        "peak_bytes": max(part.peak_bytes for part in night.parts),
+        "races": device.races(),
+    }
+
+
+def _live(night: Night, plan: Any, device: Device, rows: int) -> None:
+    night.part("the largest prefill", night.texts(1, plan.context_tokens - _RUNG_TOKENS, _RUNG_TOKENS))
+    night.part("200 decode passes", night.texts(rows, DOCUMENT_TOKENS, NEW_TOKENS))
+    night.part("an eviction", _documents(night, plan))
+    device.run_out_of_memory_soon()
+    night.part("a rung of the ladder", night.texts(min(rows, 8), DOCUMENT_TOKENS, _RUNG_TOKENS))
+
+
+def _documents(night: Night, plan: Any) -> list[Any]:
+    """More documents than may stay, each with a question that is still to come."""
+    count = max(4, plan.batch_tokens // 4 // DOCUMENT_TOKENS)
+    return night.texts(
+        min(count, 24), DOCUMENT_TOKENS, _RUNG_TOKENS, document_tokens=DOCUMENT_TOKENS - 10, awaited=1
+    )
+
+
+def _let_all_rows_in(engine: Any, plan: Any) -> None:
+    """The engine looks by the clock for how many rows pay; nothing here takes time, so all are let in."""
+    ramp = getattr(engine, "_ramp", None)
+    if ramp is not None:
+        ramp.rows = plan.max_batch_rows
+        ramp.observe = lambda *_: None
+
+
+if __name__ == "__main__":
+    print(json.dumps(run(sys.argv[1], Path(sys.argv[2]))))
