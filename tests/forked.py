@@ -119,6 +119,8 @@ def _forget(env: dict[str, str]) -> None:
     logging.root.handlers.clear()
     logging.root.setLevel(logging.WARNING)
     subprocess.Popen = _Worker  # type: ignore[misc]
+    if "tests.pretend_card.torch_cuda" in sys.modules:  # the cards of this environment
+        sys.modules["tests.pretend_card.torch_cuda"].begin()
 
 
 def _open_standard_streams() -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from tests.programs import Program
+from tests.programs import Program, python_path
 
 SCRIPTED = "pipeline.testing.scripted_backend:ScriptedBackend"
 SENTENCES = (
@@ -96,10 +96,9 @@ class ANight:
 
     @property
     def environment(self) -> dict[str, str]:
-        root = str(Path(__file__).parent.parent)  # where the program is, also when it runs in another folder
         return {
             **os.environ,
-            "PYTHONPATH": root,
+            "PYTHONPATH": python_path(os.environ),
             "OVERNIGHT_SCRIPT": json.dumps(self.script),
             "HF_HUB_OFFLINE": "1",
         }

@@ -24,6 +24,8 @@ from typing import Any
 from tests.forked import module_of, receive_exactly
 
 ROOT = Path(__file__).parents[1]
+BOOT = ROOT / "tests" / "pretend_card" / "boot"
+PRETENDS = "PRETEND_CARD"  # see tests/pretend_card; decided once in a process, the cards' size may change
 FRESH = "OVERNIGHT_TESTS_FRESH"  # set to anything: every program is started anew
 _READ_AT_START = (
     "PYTHON",
@@ -106,6 +108,13 @@ def overnight(*arguments: str, code: int = 0, cwd: Path = ROOT) -> subprocess.Co
     return subprocess.CompletedProcess(process.args, code, out, err)
 
 
+def python_path(environment: Mapping[str, str]) -> str:
+    """Where a process of this environment finds the program, and its graphics cards if it pretends to have
+    some.
+    """
+    return f"{BOOT}{os.pathsep}{ROOT}" if PRETENDS in environment else str(ROOT)
+
+
 class _Importer:
     """The process that has imported everything. It ends when its socket does, with this process."""
 
@@ -138,11 +147,13 @@ def _importer() -> _Importer:
 
 def _environment() -> dict[str, str]:
     """As nights start their programs (``tests/nights.py``)."""
-    return {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    return {**os.environ, "PYTHONPATH": python_path(os.environ), "HF_HUB_OFFLINE": "1"}
 
 
 def _may_fork(env: Mapping[str, str] | None) -> bool:
     if env is None or FRESH in env or FRESH in os.environ or sys.platform != "linux":
         return False
     ours = _importer().environment
+    if (PRETENDS in ours) != (PRETENDS in env):
+        return False
     return all(ours.get(name) == env.get(name) for name in {*ours, *env} if name.startswith(_READ_AT_START))

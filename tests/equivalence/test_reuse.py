@@ -21,6 +21,7 @@ from pipeline.engine.packed.engine import PackedEngine
 from pipeline.engine.packed.prefix_cache import _ranges
 from pipeline.engine.packed.sequence import PAGE_TOKENS
 from pipeline.engine.packed.support import sliding_window, unsupported
+from pipeline.engine.reuse.device_time import lasting
 from pipeline.engine.reuse.prefix_store import PrefixStore
 from pipeline.engine.reuse.store_session import StoreSession
 from pipeline.records import Decode, Generation, Plan, Request, Score
@@ -219,7 +220,7 @@ def test_a_long_document_goes_on_where_it_was(tmp_path: Path, at: float) -> None
     steps = 0
 
     def engine_on(session: StoreSession) -> tuple[PackedEngine, Watched]:
-        session.computed(1000, 1000.0)  # a slow model: everything is long
+        session.computed(1000, lasting(1000.0))  # a slow model: everything is long
         reuse, static = (
             PrefixStore(session, {"model": "llama", "attention": IMPLEMENTATION}),
             Watched(model, plan, end_ids=(), pad_id=0),
@@ -245,7 +246,7 @@ def test_a_long_document_goes_on_where_it_was(tmp_path: Path, at: float) -> None
 
 def slow_engine(model: Any, session: StoreSession) -> tuple[PackedEngine, Watched]:
     """For which every document is long, read in passes of 32 tokens."""
-    session.computed(1000, 1000.0)
+    session.computed(1000, lasting(1000.0))
     plan = dataclasses.replace(PLAN, prefill_chunk_tokens=32)
     reuse, static = (
         PrefixStore(session, {"model": "llama", "attention": IMPLEMENTATION}),

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from pipeline.engine.model.forward import Forward
+from pipeline.engine.reuse.device_time import lasting
 from pipeline.engine.reuse.prefix_store import PrefixStore
 from pipeline.engine.reuse.store_session import StoreSession
 from pipeline.engine.static.engine import StaticEngine
@@ -120,7 +121,7 @@ def cut_off(model: Any, request: Request, folder: Path, *, after_passes: int) ->
     """Answer ``request`` in passes of 64 tokens, saving after each, and stop in the middle."""
     passes = itertools.count(1)
     with shelf_in(folder, "auto", checkpoint_seconds=1e-6) as session:
-        session.computed(1000, 1000.0)
+        session.computed(1000, lasting(1000.0))
 
         def cut() -> None:
             session.writer.flush()
@@ -142,7 +143,7 @@ def test_reading_goes_on_from_a_checkpoint(family: str, tmp_path: Path) -> None:
     (request,) = asked(0, 0, Score(CONTINUATIONS), prompts((300,), seed=9))
     cut_off(model, request, tmp_path, after_passes=4)
     with shelf_in(tmp_path, "auto", checkpoint_seconds=1e-6) as session:
-        session.computed(1000, 1000.0)
+        session.computed(1000, lasting(1000.0))
         (found,) = answers(model, session, [request], prefill_chunk_tokens=64)
         assert session.tally.resumed == 1
         assert session.tally.loaded_tokens >= 128
@@ -158,7 +159,7 @@ def test_a_crash_in_the_text_does_not_cost_the_document(family: str, tmp_path: P
     document_passes = -(-request.document_end // 64)
     cut_off(model, request, tmp_path, after_passes=document_passes + 5)
     with shelf_in(tmp_path, "auto", checkpoint_seconds=1e-6) as session:
-        session.computed(1000, 1000.0)
+        session.computed(1000, lasting(1000.0))
         (found,) = answers(model, session, [request], prefill_chunk_tokens=64)
         assert (session.tally.resumed, session.tally.computed_tokens) == (1, 1000)
     assert not ls(tmp_path).entries

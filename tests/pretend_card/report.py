@@ -18,11 +18,12 @@ folder: str | None = None  # where the file goes
 
 
 def report() -> dict[str, Any]:
-    """Memory of each card in bytes, counts of launches, waits and copies, races with their stacks, kernels of
-    attention.
+    """Whether the process has initialized CUDA, memory of each card in bytes, counts of launches, waits and
+    copies, races with their stacks, kernels of attention.
     """
     return {
         "argv": sys.argv,
+        "initialized": torch.cuda.is_initialized(),
         "memory": {index: card.memory(index) for index in range(torch.cuda.device_count())},
         "counts": card.counts(),
         "races": card.races(),

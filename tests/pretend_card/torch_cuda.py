@@ -29,8 +29,14 @@ def install() -> None:
     report.write_at_exit()
 
 
+def begin() -> None:
+    """Be as a process that has just started; for one that was forked."""
+    _begun.clear()
+    configure(options_of())
+
+
 def configure(options: Options) -> None:
-    """Make the device as ``options`` say. A process that was forked calls it again."""
+    """Make the device as ``options`` say."""
     sizes = (options.total_bytes, options.context_bytes, options.foreign_bytes)
     card.configure(options.cards, *sizes, *options.capability)
     card.options(options.strict, options.poison, options.dry)

@@ -5,8 +5,10 @@ Tiers of one idea, a list of layers that are appended to and read in order:
 - ``device``: full-attention layers write into storage reserved for the whole batch (``GrowingLayer``) instead
   of copying all columns for every new token, as concatenation does; sliding-window and recurrent layers are
   the library's.
-- ``offloaded`` on CUDA: the library's offloaded cache (pinned copies, side stream). Without CUDA it fails on
-  an assertion in the middle of a forward pass, so there it is never asked for.
+- ``offloaded`` beside a card: ``PinnedLayer``, whose columns lie in pinned host memory and pass through two
+  buffers on the card; what a sliding window or a recurrent layer keeps is small and stays there. The
+  library's own offloaded cache brings every layer home whole in every pass, into memory twice its size, and
+  hands out copies that are still under way.
 - ``disk``: ``DiskLayer``, one file a layer; what a sliding window or a recurrent layer keeps is small and
   stays in memory.
 - ``quantized``: the library's 8-bit floating point layers, on the device; only for models whose layers are
@@ -41,6 +43,7 @@ from transformers.cache_utils import (
 )
 
 from pipeline.engine.kv.disk_layer import DiskLayer
+from pipeline.engine.kv.pinned_layer import PinnedLayer, linked
 from pipeline.records import KvPlacement
 
 AnyCache = Cache
@@ -196,9 +199,21 @@ def make_cache(
     if placement == "quantized":
         return QuantizedCache(backend="fp8", config=config)
     if placement == "offloaded" and device.type == "cuda":
-        return DynamicCache(config=config, offloading=True)
+        return _pinned(config, reserve_columns)
     cache = OffloadedCache(config=config) if placement != "device" else DynamicCache(config=config)
     cache.layers = [_placed(layer, placement, reserve_columns, folder) for layer in cache.layers]
+    return cache
+
+
+def _pinned(config: Any, reserve_columns: int) -> AnyCache:
+    cache = DynamicCache(config=config)
+    # Layers without keys of their own attend to those that an earlier one got in the same pass.
+    lent = not getattr(config.get_text_config(decoder=True), "num_kv_shared_layers", 0)
+    cache.layers = [
+        PinnedLayer(reserve_columns, lent=lent) if type(layer) is DynamicLayer else layer
+        for layer in cache.layers
+    ]
+    linked(cache.layers)
     return cache
 
 
@@ -236,12 +251,22 @@ def can_join(cache: AnyCache) -> bool:
 
 
 def _is_attention(layer: Any) -> bool:
-    return type(layer) in (DynamicLayer, DynamicSlidingWindowLayer, GrowingLayer, HostLayer, HostSlidingLayer)
+    return type(layer) in (
+        DynamicLayer,
+        DynamicSlidingWindowLayer,
+        GrowingLayer,
+        HostLayer,
+        HostSlidingLayer,
+        PinnedLayer,
+    )
 
 
 def tensors(cache: AnyCache) -> Iterator[torch.Tensor]:
     """Everything the cache holds, layer by layer: keys and values, or convolution and recurrent states."""
     for layer in cache.layers:
+        if isinstance(layer, PinnedLayer) and layer.block is not None:
+            yield from layer.on_host()
+            continue
         states = [getattr(layer, "keys", None), getattr(layer, "values", None)]
         states += [
             *getattr(layer, "conv_states", {}).values(),
@@ -256,16 +281,16 @@ def select_rows(cache: AnyCache, rows: Sequence[int], reserve_columns: int = 0) 
 
     The tensors are copies: growing the new cache leaves the old one as it is.
     """
-    _settle(cache)
     selected = copy.copy(cache)
     selected.layers = [_unshared(layer) for layer in cache.layers]
     index = torch.tensor(list(rows), dtype=torch.long)
     for layer in selected.layers:
-        if isinstance(layer, GrowingLayer):
+        if isinstance(layer, GrowingLayer | PinnedLayer):
             layer.reserve(reserve_columns)
         # Layers of a family that shares keys and values may never have been filled.
         if getattr(layer, "is_initialized", True) and not isinstance(layer, DummyLayer):
             layer.reorder_cache(index)  # type: ignore[arg-type]  # declared as the legacy class LongTensor
+    linked(selected.layers)
     return selected
 
 
@@ -285,19 +310,19 @@ def join_rows(caches: Sequence[AnyCache], reserve_columns: int = 0) -> AnyCache:
     The layers of ``caches`` are emptied one by one as they are copied, so that only one layer exists twice at
     a time.
     """
-    for cache in caches:
-        _settle(cache)
     joined = copy.copy(caches[0])
     joined.layers = []
     for index in range(len(caches[0].layers)):
         joined.layers.append(_joined_layer([cache.layers[index] for cache in caches], reserve_columns))
-    _settle(joined)
+    linked(joined.layers)
     return joined
 
 
 def _joined_layer(layers: Sequence[Any], reserve_columns: int) -> Any:
     joined = _unshared(max(layers, key=_layer_columns))
-    if isinstance(joined, LinearAttentionLayer):
+    if isinstance(joined, PinnedLayer):
+        joined.join(layers, reserve_columns)
+    elif isinstance(joined, LinearAttentionLayer):
         for states in ("conv_states", "recurrent_states"):
             parts = [getattr(layer, states) for layer in layers]
             setattr(joined, states, {key: _stacked([part[key] for part in parts]) for key in parts[0]})
@@ -346,20 +371,3 @@ def _left_joined(
     if storage is not None:
         storage[name] = joined
     return joined[:, :, :columns]
-
-
-def _settle(cache: AnyCache) -> None:
-    """For the library's offloaded cache: wait for its copies, put every layer on the host, the first one
-    where it computes.
-    """
-    if not getattr(cache, "offloading", False):
-        return
-    torch.cuda.synchronize()
-    layers: list[Any] = [
-        layer for layer in cache.layers if _is_attention(layer) and getattr(layer, "is_initialized", False)
-    ]
-    for layer in layers[1:]:
-        layer.offload()
-    if layers:
-        layers[0].prefetch()
-    torch.cuda.synchronize()

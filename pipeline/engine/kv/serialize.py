@@ -22,9 +22,10 @@ from pipeline.engine.kv.cache import (
     HostSlidingLayer,
     make_cache,
 )
+from pipeline.engine.kv.pinned_layer import PinnedLayer
 from pipeline.records import KvPlacement
 
-_FULL = (DynamicLayer, GrowingLayer, HostLayer)
+_FULL = (DynamicLayer, GrowingLayer, HostLayer, PinnedLayer)
 _SLIDING = (DynamicSlidingWindowLayer, HostSlidingLayer)
 _Tensors = dict[str, torch.Tensor]
 _STATE = re.compile(r"L(\d+)\.(conv|recurrent)(\d+)")
@@ -38,12 +39,17 @@ def unknown_layers(cache: AnyCache) -> str | None:
 
 
 def row_tensors(cache: AnyCache, begin: int) -> tuple[_Tensors, _Tensors]:
-    """(ranges of the tokens from ``begin``, states) of a cache of one row without padding; copies."""
+    """(ranges of the tokens from ``begin``, states) of a cache of one row without padding; copies. Waits for
+    what is still on its way to host memory.
+    """
     ranges: _Tensors = {}
     states: _Tensors = {}
     for number, layer in enumerate(cache.layers):
         if type(layer) is LinearAttentionLayer:
             states |= _recurrent_tensors(number, layer)
+        elif isinstance(layer, PinnedLayer) and layer.columns:
+            for name, held in zip("kv", layer.on_host(), strict=True):
+                ranges[f"L{number}.{name}"] = held[0, :, begin:].clone()
         elif isinstance(layer, DynamicLayer) and layer.keys is not None and layer.keys.numel():
             sliding = isinstance(layer, DynamicSlidingWindowLayer)
             for name, kept in (("k", layer.keys), ("v", layer.values)):
@@ -69,13 +75,15 @@ def restored(
     reserve_columns: int,
 ) -> AnyCache:
     """A cache of one row that has seen ``tokens``, of the tensors in ``parts``, with room for
-    ``reserve_columns``.
+    ``reserve_columns``. Of an offloaded one nothing touches ``device`` but what is always there.
     """
     cache = make_cache(config, placement, device, reserve_columns)
     tensors = {name: tensor for part in parts for name, tensor in part.items()}
     for number, layer in enumerate(cache.layers):
         if type(layer) is LinearAttentionLayer:
             _fill_recurrent(number, layer, tensors, device)
+        elif f"L{number}.k" in tensors and isinstance(layer, PinnedLayer):
+            layer.fill(tensors[f"L{number}.k"][None].cpu(), tensors[f"L{number}.v"][None].cpu())
         elif f"L{number}.k" in tensors and isinstance(layer, DynamicLayer):
             keys, values = (tensors[f"L{number}.{name}"][None].to(device) for name in "kv")
             layer.update(keys, values)

@@ -9,13 +9,13 @@ and the reading of a long document is saved on its way.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 
 import torch
 
 from pipeline.engine.packed.attention import Prefix
 from pipeline.engine.packed.model_runner import PackedModelRunner
+from pipeline.engine.reuse.device_time import Stopwatch, lasting
 from pipeline.engine.reuse.prefix_store import LEAST_TOKENS, PrefillCheckpoints, PrefixStore
 from pipeline.records import Plan, Request, document_of
 from pipeline.stores.kv.entry import Loaded
@@ -80,10 +80,10 @@ class PrefixCache:
         found = self._loaded(ids) if self._reuse is not None and len(ids) >= LEAST_TOKENS else None
         prefix = found[0] if found else None
         before = prefix.tokens if prefix else 0
-        started = time.perf_counter()
+        watch = self._stopwatch()
         prefix = self._continued(prefix, ids, None)
         if self._reuse is not None and before < len(ids) and len(ids) >= LEAST_TOKENS:
-            self._reuse.put("prefix", ids, time.perf_counter() - started, _ranges(prefix, 0))
+            self._reuse.put("prefix", ids, watch.so_far(), _ranges(prefix, 0))
         self._held[key] = prefix
 
     def read_document(self, key: int, request: Request, base: int | None, others: int) -> bool:
@@ -124,27 +124,24 @@ class PrefixCache:
     ) -> Prefix:
         """``ids`` read from where ``start`` ends, and put on the KV store if it is to be kept."""
         assert self._reuse is not None
-        session, begun, started = (
-            self._reuse.session,
-            start.tokens if start is not None else 0,
-            time.perf_counter(),
-        )
+        session, begun = self._reuse.session, start.tokens if start is not None else 0
+        watch = self._stopwatch()
         prefix = self._continued(start, ids, saving)
         if prefix.tokens > begun:
-            session.computed(prefix.tokens - begun, time.perf_counter() - started)
+            session.computed(prefix.tokens - begun, watch.so_far())
         speed = session.prefill_tokens_per_second
-        seconds = prefix.tokens / speed if speed else time.perf_counter() - started
+        took = lasting(prefix.tokens / speed) if speed else watch.so_far()
         if saving is not None and saving.used:
-            saving.save(prefix.tokens, seconds, lambda begin: (_ranges(prefix, begin), {}))
+            saving.save(prefix.tokens, took, lambda begin: (_ranges(prefix, begin), {}))
             self._saved[key] = ids, self._saved.get(key, (ids, False))[1] or keep
         elif keep:
-            self._reuse.put("document", ids, seconds, _ranges(prefix, 0))
+            self._reuse.put("document", ids, took, _ranges(prefix, 0))
         return prefix
 
     def _continued(self, start: Prefix | None, ids: _Ids, saving: PrefillCheckpoints | None) -> Prefix:
         """``start`` and what ``ids`` have beyond it; ``start`` itself stays as it is."""
         prefix = Prefix(0) if start is None else Prefix(start.tokens, dict(start.layers))
-        started, chunk_tokens = time.perf_counter(), self._plan.prefill_chunk_tokens
+        watch, chunk_tokens = self._stopwatch(), self._plan.prefill_chunk_tokens
         while prefix.tokens < len(ids):
             # Stretches end at the same tokens whether or not the beginning was loaded: the numbers are the
             # same then, too.
@@ -153,8 +150,12 @@ class PrefixCache:
             self._runner.extend(prefix, ids[prefix.tokens : end])
             self.pulse()
             if saving is not None and end < len(ids) and saving.is_due():
-                saving.save(end, time.perf_counter() - started, lambda begin: (_ranges(prefix, begin), {}))
+                saving.save(end, watch.so_far(), lambda begin: (_ranges(prefix, begin), {}))
         return prefix
+
+    def _stopwatch(self) -> Stopwatch:
+        device = self._runner.device
+        return Stopwatch((device,)) if self._reuse is None else self._reuse.session.stopwatch(device)
 
     def _loaded(self, ids: _Ids) -> tuple[Prefix, bool] | None:
         """What the KV store has of ``ids``, and whether it is a checkpoint."""

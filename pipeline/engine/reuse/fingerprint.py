@@ -12,6 +12,7 @@ from typing import Any
 
 from pipeline.config import Config
 from pipeline.engine.model.loading import LoadedModel
+from pipeline.engine.reuse.device_time import devices_of
 from pipeline.engine.reuse.prefix_store import PrefixStore
 from pipeline.engine.reuse.store_session import StoreSession, open_session
 from pipeline.records import Plan
@@ -42,6 +43,7 @@ def open_cache_access(
         if config.kv_cache.store.quota:
             say(f"the KV store is {told}")
         return None, told
+    session.devices = devices_of(loaded.model)
     return CacheAccess(session, fingerprint_of(plan, loaded, weights)), told
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from pipeline.engine.reuse.device_time import Span
 from pipeline.engine.reuse.store_session import StoreSession
 from pipeline.records import digest
 from pipeline.stores.kv.counters import Receipt
@@ -103,13 +104,18 @@ class PrefixStore:
         self,
         kind: EntryKind,
         ids: Sequence[int],
-        seconds: float,
+        took: Span,
         ranges: Mapping[str, torch.Tensor],
         states: Mapping[str, torch.Tensor] | None = None,
+        *,
+        copy: bool = False,
     ) -> None:
-        """Write in the background what ``ids`` have left behind. The tensors must never change again."""
-        entry = Entry(self._fingerprint, kind, tuple(ids), seconds)
-        self.session.writer.put(entry, Segment(0, ranges, states or {}), copy=False)
+        """Write in the background what ``ids`` have left behind. The tensors must never change again unless
+        they are to be copied.
+        """
+        entry = Entry(self._fingerprint, kind, tuple(ids), 0.0)
+        segment = Segment(0, ranges, states or {})
+        self.session.writer.put(entry, segment, copy=copy, seconds=took.seconds)
 
     # ── long documents ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -118,15 +124,18 @@ class PrefixStore:
         document: Sequence[int],
         begin: int,
         end: int,
-        seconds: float,
+        took: Span,
         ranges: _Tensors,
         states: _Tensors,
+        *,
+        copy: bool = False,
     ) -> Future[Receipt] | None:
         """Checkpoint: ``document`` has been read up to token ``end``; ``ranges`` are of the tokens from
         ``begin``, where the last one ended. None: the writer is busy, and this one is left out.
         """
-        entry = Entry(self._fingerprint, "checkpoint", tuple(document[:end]), seconds, owner=_owner(document))
-        return self.session.writer.put(entry, Segment(begin, ranges, states), copy=False)
+        entry = Entry(self._fingerprint, "checkpoint", tuple(document[:end]), 0.0, owner=_owner(document))
+        segment = Segment(begin, ranges, states)
+        return self.session.writer.put(entry, segment, copy=copy, seconds=took.seconds)
 
     def finish(self, document: Sequence[int], *, keep: bool) -> None:
         """The questions about ``document`` are answered; with ``keep`` its checkpoint stays as a document's
@@ -183,7 +192,7 @@ class PrefillCheckpoints:
         """Whether it is time."""
         return time.monotonic() - self._last >= self._reuse.session.settings.checkpoint_seconds
 
-    def save(self, end: int, seconds: float, tensors: Callable[[int], tuple[_Tensors, _Tensors]]) -> None:
+    def save(self, end: int, took: Span, tensors: Callable[[int], tuple[_Tensors, _Tensors]]) -> None:
         """All tokens up to ``end``, unless they are saved; ``tensors`` gives ranges from a token on, and
         states.
         """
@@ -196,7 +205,7 @@ class PrefillCheckpoints:
             self._saved_tokens, self._written = 0, None
         if self._saved_tokens < end:
             begun = self._reuse.save(
-                self._document, self._saved_tokens, end, seconds, *tensors(self._saved_tokens)
+                self._document, self._saved_tokens, end, took, *tensors(self._saved_tokens)
             )
             if begun is not None:
                 self._saved_tokens, self._written, self.used = end, begun, True

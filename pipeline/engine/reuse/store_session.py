@@ -13,7 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from pipeline.config import Config, StoreConfig, store_folder
+from pipeline.engine.reuse.device_time import Span, Stopwatch
 from pipeline.errors import UsageError
 from pipeline.records import Plan
 from pipeline.stores.kv.store import KvStore
@@ -50,7 +53,7 @@ class Tally:
 
 
 class StoreSession:
-    """See the module. ``notes`` are sentences for the report."""
+    """See the module. ``notes`` are sentences for the report, ``devices`` those of the model's weights."""
 
     def __init__(self, store: KvStore, settings: StoreConfig, *, queued_bytes: int = _QUEUED_BYTES) -> None:
         self.store = store
@@ -58,20 +61,29 @@ class StoreSession:
         self.writer = BackgroundWriter(store, queued_bytes=queued_bytes)
         self.tally = Tally()
         self.notes: list[str] = []
+        self.devices: tuple[torch.device, ...] = ()
         self._tokens = self._seconds = 0.0
+        self._being_read: deque[tuple[int, Span]] = deque()
         self._finished: deque[tuple[float, Mapping[str, Any], Mapping[str, Any]]] = deque()
 
     @property
     def prefill_tokens_per_second(self) -> float | None:
         """As measured in this process, None before anything was."""
+        while self._being_read and self._being_read[0][1].known:
+            tokens, took = self._being_read.popleft()
+            self._tokens = self._tokens * _MEMORY + tokens
+            self._seconds = self._seconds * _MEMORY + took.seconds()
         return self._tokens / self._seconds if self._seconds else None
 
-    def computed(self, tokens: int, seconds: float) -> None:
-        """Note how long it took to read ``tokens``."""
+    def stopwatch(self, device: torch.device) -> Stopwatch:
+        """For passes of the model, whose input is on ``device``."""
+        return Stopwatch(tuple(dict.fromkeys((device, *self.devices))))
+
+    def computed(self, tokens: int, took: Span) -> None:
+        """Note how long it took to read ``tokens``; it counts as soon as it is known."""
         self.tally.computed_tokens += tokens
         if tokens >= _MEASURED_TOKENS:
-            self._tokens = self._tokens * _MEMORY + tokens
-            self._seconds = self._seconds * _MEMORY + seconds
+            self._being_read.append((tokens, took))
 
     def is_long(self, tokens: int) -> bool:
         """Whether so much work is worth being saved on the way."""

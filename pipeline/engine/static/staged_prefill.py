@@ -8,7 +8,6 @@ rows just read.
 from __future__ import annotations
 
 import math
-import time
 from collections import OrderedDict, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import torch
 from pipeline.engine.kv.cache import AnyCache, can_join, make_cache
 from pipeline.engine.kv.serialize import restored, row_tensors, unknown_layers
 from pipeline.engine.model.forward import Forward
+from pipeline.engine.reuse.device_time import Span
 from pipeline.engine.reuse.prefix_store import PrefillCheckpoints, PrefixStore
 from pipeline.engine.sampling.hidden_state import packed, watched
 from pipeline.engine.static.generate import (
@@ -177,17 +177,17 @@ class StagedPrefill:
             if long or cached.resumed
             else None
         )
-        started, done = time.perf_counter(), cached.tokens
+        watch, done = session.stopwatch(self._forward.device), cached.tokens
         while done < len(key):
             end = min(len(key), (done // chunk + 1) * chunk)
             _feed(self._forward, cache, key, done, end, chunk)
             done = end
             if saving is not None and end < len(key) and saving.is_due():
-                saving.save(end, time.perf_counter() - started, lambda begin: row_tensors(cache, begin))
-        seconds = time.perf_counter() - started
-        session.computed(len(key) - cached.tokens, seconds)
+                saving.save(end, watch.so_far(), lambda begin: row_tensors(cache, begin))
+        took = watch.so_far()
+        session.computed(len(key) - cached.tokens, took)
         self._put(
-            request, key, cache, seconds * len(key) / (len(key) - cached.tokens), keep=keep, saving=saving
+            request, key, cache, took.times(len(key) / (len(key) - cached.tokens)), keep=keep, saving=saving
         )
 
     def _put(
@@ -195,21 +195,21 @@ class StagedPrefill:
         request: Request,
         key: tuple[int, ...],
         cache: AnyCache,
-        seconds: float,
+        took: Span,
         *,
         keep: bool,
         saving: PrefillCheckpoints | None,
     ) -> None:
         if saving is not None and saving.used:
             if keep or isinstance(request.ask, Decode):  # scoring takes a moment beside the document
-                saving.save(len(key), seconds, lambda begin: row_tensors(cache, begin))
+                saving.save(len(key), took, lambda begin: row_tensors(cache, begin))
             self._unfinished.append((key, keep))
             return
         if not (keep or request.awaited):
             return
         ranges, states = row_tensors(cache, 0)
         if keep:
-            self._reuse.put("document", key, seconds, ranges, states)
+            self._reuse.put("document", key, took, ranges, states)
         if request.awaited:
             self._recent[key] = _Cached(len(key), ranges, states)
             while sum(map(len, self._recent)) > self._recent_tokens:

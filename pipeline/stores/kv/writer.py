@@ -1,5 +1,6 @@
 """Writing beside the run: one thread, a bounded queue. A write that finds no room in it is skipped, so the
-run never waits.
+run never waits. What waits is in host memory: what is put from a card is on its way there when ``put``
+returns.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from typing import Any
 
 import torch
 
+from pipeline.stores.kv.card_outlet import CardOutlet, on_card
 from pipeline.stores.kv.counters import Receipt
 from pipeline.stores.kv.entry import Entry, Segment
 from pipeline.stores.kv.manifest import EntryKind
 from pipeline.stores.kv.store import KvStore
 
 _log = logging.getLogger(__name__)
+_LEAVING_BYTES = 1 << 27  # on their way from a card, which has better use for its memory
 
 
 class BackgroundWriter:
@@ -33,6 +36,7 @@ class BackgroundWriter:
         self._store = store
         self._limit_bytes = queued_bytes
         self._limit = queued
+        self._outlet = CardOutlet(min(_LEAVING_BYTES, queued_bytes))
         self._waiting = 0
         self._waiting_bytes = 0
         self._room = threading.Condition()
@@ -41,23 +45,43 @@ class BackgroundWriter:
         self._thread = threading.Thread(target=self._work, name="kv-writer", daemon=True)
         self._thread.start()
 
-    def put(self, entry: Entry, segment: Segment, *, copy: bool = True) -> Future[Receipt] | None:
+    def put(
+        self,
+        entry: Entry,
+        segment: Segment,
+        *,
+        copy: bool = True,
+        seconds: Callable[[], float] | None = None,
+    ) -> Future[Receipt] | None:
         """See KvStore.put; None if skipped. ``copy`` False: the caller never changes the tensors' memory
-        again.
+        again. ``seconds``: what the entry took, asked for when it is written, which may wait for a card.
         """
-        tensors = (*segment.ranges.values(), *segment.states.values())
-        size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        tensors = {**segment.ranges, **segment.states}
+        size_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         with self._room:
             full = self._waiting >= self._limit or self._waiting_bytes + size_bytes > self._limit_bytes
             if self._closed or full:
                 self._store.counters.declined["skipped"] += 1
                 return None
-        kept = (
-            replace(segment, ranges=_copied(segment.ranges), states=_copied(segment.states))
-            if copy
-            else segment
-        )
-        return self._enqueue(lambda: self._store.put(entry, kept), size_bytes)
+        kept, arrived = self._kept(segment, tensors, copy=copy)
+
+        def job() -> Receipt:
+            arrived()
+            return self._store.put(replace(entry, seconds=seconds()) if seconds else entry, kept)
+
+        return self._enqueue(job, size_bytes)
+
+    def _kept(
+        self, segment: Segment, tensors: Mapping[str, torch.Tensor], *, copy: bool
+    ) -> tuple[Segment, Callable[[], None]]:
+        """What is written in the place of ``segment``, and what waits until it is there."""
+        if on_card(tensors):
+            home, block = self._outlet.brought_home(tensors, copy=copy)
+            parts = [{name: home[name] for name in part} for part in (segment.ranges, segment.states)]
+            return replace(segment, ranges=parts[0], states=parts[1]), block.wait
+        if copy:
+            segment = replace(segment, ranges=_copied(segment.ranges), states=_copied(segment.states))
+        return segment, lambda: None
 
     def finish_checkpoint(
         self, fingerprint: Mapping[str, Any], owner: Mapping[str, Any], *, become: EntryKind | None = None
@@ -114,7 +138,5 @@ class BackgroundWriter:
 
 
 def _copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """On the CPU, in memory of their own: what is put may be a view of storage that the run goes on writing
-    to.
-    """
-    return {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
+    """In memory of their own: what is put may be a view of storage that the run goes on writing to."""
+    return {name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}
