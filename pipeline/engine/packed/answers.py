@@ -13,6 +13,7 @@ from pipeline.engine.packed.model_runner import Feed
 from pipeline.engine.packed.page_pool import Row
 from pipeline.engine.packed.text_checkpoints import TextCheckpoints
 from pipeline.engine.sampling.hidden_state import packed
+from pipeline.engine.sampling.sampler import TokenSampler
 from pipeline.engine.static.generate import Output
 from pipeline.records import Decode, Request, Score
 
@@ -31,6 +32,11 @@ class TextAnswer:
         self._output = Output(ask, end_ids)
         self.resumed = checkpoints.begun(request, self._output)
 
+    @property
+    def sampler(self) -> TokenSampler | None:
+        """What its tokens are drawn by; None: the likeliest is chosen."""
+        return self._output.sampler
+
     def feed_last(self, row: Row, tokens: Sequence[int], *, keep: bool) -> Feed:
         """The last stretch of the prompt."""
         return Feed(row, tokens, keep, (len(tokens) - 1,))
@@ -39,12 +45,16 @@ class TextAnswer:
         """The token it decoded."""
         return Feed(row, self._output.reply.token_ids[-1:], keep=True, logits=(0,))
 
-    def take_in(self, logits: torch.Tensor, greedy: int, _state: torch.Tensor | None) -> _Answer | None:
-        """The next token by ``logits`` (1, vocabulary), of which ``greedy`` is the likeliest; the text, once
-        it has ended.
+    def feed_late(self, row: Row, place: int) -> Feed | None:
+        """The token that the pass under way chooses, ``place`` of them; None where that is its last one. An
+        end that nobody knows yet costs the row one pass.
         """
+        return None if self._output.room <= 1 else Feed(row, (0,), keep=True, logits=(0,), late=place)
+
+    def take_in(self, token: int, _targets: Sequence[float], _state: torch.Tensor | None) -> _Answer | None:
+        """The next token; the text, once it has ended."""
         output = self._output
-        output.push(greedy if output.sampler is None else output.sampler.choose(logits[0]))
+        output.push(token)
         self._checkpoints.grown(self._request, output)
         if not output.ended:
             return None
@@ -68,6 +78,11 @@ class LabelAnswer:
         return self._wants_features and self._first
 
     @property
+    def searching(self) -> bool:
+        """Whether its next nodes depend on what it learns."""
+        return self._search is not None
+
+    @property
     def _first(self) -> bool:
         return self._search is None or not self._search.known_root
 
@@ -86,25 +101,29 @@ class LabelAnswer:
         wanted = [nodes.index(node) for node in self._asked]
         return Feed(row, (), keep=False, logits=wanted, trie=trie, nodes=nodes)
 
-    def take_in(self, logits: torch.Tensor, _greedy: int, state: torch.Tensor | None) -> _Answer | None:
-        """Predictions (wanted, vocabulary), the prompt's first if it was just read, and ``state`` (hidden,)
-        at the first of them; the scores, once nothing more is needed.
+    def feed_late(self, _row: Row, _place: int) -> Feed | None:
+        """None: what is left of its tree, if anything, depends on the pass under way."""
+        return None
+
+    def targets(self) -> list[list[int]]:
+        """What each prediction it has asked for is of: tokens, the prompt's first if it was just read."""
+        return [self._tree.trie.targets[node] for node in self._predicting]
+
+    @property
+    def _predicting(self) -> list[int]:
+        return [*([ROOT] if self._first else []), *self._asked]
+
+    def take_in(self, _token: int, targets: Sequence[float], state: torch.Tensor | None) -> _Answer | None:
+        """The log-probabilities of ``targets``, end to end, and ``state`` (hidden,) at the first prediction;
+        the scores, once nothing more is needed.
         """
         if self.wants_features and state is not None:
             self._features = packed(state)
-        nodes = [*([ROOT] if self._first else []), *self._asked]
-        scores = self._scores(self._predicted(nodes, logits))
+        values, trie = iter(targets), self._tree.trie
+        scores = self._scores(
+            {node: {token: next(values) for token in trie.targets[node]} for node in self._predicting}
+        )
         return None if scores is None else {"scores": tuple(scores), "features": self._features}
-
-    def _predicted(self, nodes: Sequence[int], logits: torch.Tensor) -> dict[int, dict[int, float]]:
-        """By node and token, the log-probabilities that are targets."""
-        normalizers = logits.logsumexp(dim=-1)
-        predicted: dict[int, dict[int, float]] = {}
-        for offset, node in enumerate(nodes):
-            tokens = self._tree.trie.targets[node]
-            values = (logits[offset, tokens] - normalizers[offset]).tolist()
-            predicted[node] = dict(zip(tokens, values, strict=True))
-        return predicted
 
     def _scores(self, predicted: Mapping[int, Mapping[int, float]]) -> list[float] | None:
         if self._search is None:
@@ -155,7 +174,11 @@ class LabelTrees:
 
 @dataclass(slots=True)
 class Running:
-    """A request in the model. ``own`` are the tokens that are read for it, ``read`` of them so far."""
+    """A request in the model. ``own`` are the tokens that are read for it, ``read`` of them so far.
+
+    ``under_way``: its place among the tokens that the pass under way chooses; None where it knows all of its
+    own.
+    """
 
     request: Request
     row: Row
@@ -164,6 +187,13 @@ class Running:
     read: int = 0
     seconds: float = 0.0
     company: int = 1
+    under_way: int | None = None
+
+    def decode(self) -> Feed | None:
+        """What goes on with its answer; None where that depends on the pass under way."""
+        if self.under_way is None:
+            return self.answer.feed(self.row)
+        return self.answer.feed_late(self.row, self.under_way)
 
     def prefill(self, tokens: int, *, keep: bool) -> Feed:
         """The next ``tokens`` of its prompt; with the last of them it is asked for its answer."""

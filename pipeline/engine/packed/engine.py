@@ -2,9 +2,12 @@
 refilled while others go on.
 
 Each step is one pass: the scheduler decides who takes part (numbers only), the model runner carries it out,
-the answers take in what came of it. Requests it cannot run (a row beyond a sliding window, a pass that failed
-in company) go to the static engine, which has every way out of failure; so does everything when the model's
-family does not pass ``pipeline.engine.packed.support``.
+the answers take in what came of it. On a card they do so one pass late, so that it computes while the host
+reads: a chosen token goes into the next pass without having been seen.
+
+Requests it cannot run (a row beyond a sliding window, a pass that failed in company) go to the static engine,
+which has every way out of failure; so does everything when the model's family does not pass
+``pipeline.engine.packed.support``.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from pipeline.engine.packed.attention import IMPLEMENTATION
 from pipeline.engine.packed.batch_size_ramp import BatchSizeRamp
 from pipeline.engine.packed.model_runner import Feed, PackedModelRunner
 from pipeline.engine.packed.page_pool import PagePool, Row, pages_for
+from pipeline.engine.packed.pass_results import Found, PassResults
 from pipeline.engine.packed.prefix_cache import PrefixCache
 from pipeline.engine.packed.requests import sequence_of
 from pipeline.engine.packed.scheduler import Scheduler
@@ -67,6 +71,9 @@ class PackedEngine:
         self._requests: dict[int, Request] = {}
         self._running: dict[int, Running] = {}
         self._made_for: set[int] = set()
+        self._under_way: PassResults | None = None
+        self._read_at = 0.0
+        self._late = self._runner.device.type == "cuda"
 
     @property
     def idle(self) -> bool:
@@ -115,18 +122,35 @@ class PackedEngine:
         started = time.perf_counter()
         self._cache.pulse = self._pulse
         self._admit()
+        if self._must_know():
+            self._take_in(finished)
         feeds = self._feeds()
-        if not feeds:
-            return
+        results = self._carry_out(feeds, started) if feeds else None
+        self._take_in(finished)
+        self._under_way = results
+        if not self._late:
+            self._take_in(finished)
+
+    def _carry_out(self, feeds: Sequence[tuple[Running, Feed]], started: float) -> PassResults:
+        """One pass, and what the host is to know of it, on its way."""
         wanted = any(running.answer.wants_features for running, _ in feeds)
         with watched(self._model, wanted=wanted) as watch:
             logits = self._runner.run([feed for _, feed in feeds])
         self._pulse()
-        seconds = time.perf_counter() - started
-        self._share_time(feeds, seconds)
-        if all(isinstance(running.answer, TextAnswer) and not running.reading for running, _ in feeds):
-            self._ramp.observe(len(feeds), seconds)
-        self._take_in(feeds, logits, watch.seen, finished)
+        if self._under_way is not None:
+            self._under_way.settle()
+        results = PassResults(feeds, logits, watch.seen, started)
+        self._runner.chosen = results.chosen
+        for running, feed in feeds:
+            if running.reading:
+                running.read += len(feed.tokens)
+                self._scheduler.advance(running.request.request_id, len(feed.tokens))
+        return results
+
+    def _must_know(self) -> bool:
+        """Whether a search waits for the scores of the pass under way."""
+        asking = self._under_way.asking if self._under_way is not None else ()
+        return any(isinstance(one.answer, LabelAnswer) and one.answer.searching for one in asking)
 
     def _pulse(self) -> None:
         if self.listener is not None:
@@ -205,46 +229,44 @@ class PackedEngine:
             if number in planned.prefill:
                 keep = running.row.storage is not None
                 feeds.append((running, running.prefill(planned.prefill[number], keep=keep)))
-            elif number in decode:
-                feeds.append((running, running.answer.feed(running.row)))
+            elif number in decode and (feed := running.decode()) is not None:
+                feeds.append((running, feed))
         return feeds
 
-    def _share_time(self, feeds: Sequence[tuple[Running, Feed]], seconds: float) -> None:
-        total = sum(feed.size for _, feed in feeds)
-        for running, feed in feeds:
+    def _share_time(self, results: PassResults) -> None:
+        """The time since it began, or since that before it was over."""
+        now = time.perf_counter()
+        seconds, self._read_at = now - max(results.started, self._read_at), now
+        total = sum(feed.size for _, feed in results.feeds)
+        for running, feed in results.feeds:
             running.seconds += seconds * feed.size / total
-            running.company = max(running.company, len(feeds))
+            running.company = max(running.company, len(results.feeds))
+        if results.only_text:
+            self._ramp.observe(len(results.feeds), seconds)
 
-    def _take_in(
-        self,
-        feeds: Sequence[tuple[Running, Feed]],
-        logits: torch.Tensor,
-        states: torch.Tensor | None,
-        finished: list[Generation],
-    ) -> None:
-        """Give every sequence its own of ``logits`` (wanted, vocabulary) and ``states`` (1, wanted,
-        hidden).
-        """
-        best, greedy = logits.max(dim=-1)
-        finite, choices = best.isfinite().tolist(), greedy.tolist()
-        seen = states[0] if states is not None and states.shape[1] == len(logits) else None
-        begin = 0
-        for running, feed in feeds:
-            end, number = begin + len(feed.logits), running.request.request_id
-            if running.reading:
-                running.read += len(feed.tokens)
-                self._scheduler.advance(number, len(feed.tokens))
-            if end > begin and not all(finite[begin:end]):
-                self._leave(number)
-                self._static.admit([running.request])  # alone it may hold; if not, it is recorded there
-            elif end > begin:
-                state = None if seen is None else seen[begin]
-                answer = running.answer.take_in(logits[begin:end], choices[begin], state)
-                if answer is not None:
-                    # first of all: whatever fails while it leaves, it is answered
-                    finished.append(_generation(running, answer))
-                    self._leave(number)
-            begin = end
+    def _take_in(self, finished: list[Generation]) -> None:
+        """Give every sequence its own of what the pass under way finds, and wait for that."""
+        results, self._under_way = self._under_way, None
+        if results is None:
+            return
+        results.settle()
+        everything = list(results.read())
+        self._share_time(results)
+        for found in everything:
+            number = found.running.request.request_id
+            if self._running.get(number) is found.running:  # else it has left meanwhile
+                self._give(number, found, finished)
+
+    def _give(self, number: int, found: Found, finished: list[Generation]) -> None:
+        if not found.finite:
+            self._leave(number)
+            self._static.admit([found.running.request])  # alone it may hold; if not, it is recorded there
+            return
+        answer = found.running.answer.take_in(found.token, found.targets, found.state)
+        if answer is not None:
+            # first of all: whatever fails while it leaves, it is answered
+            finished.append(_generation(found.running, answer))
+            self._leave(number)
 
     # ── leaving ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -271,6 +293,7 @@ class PackedEngine:
         alone, and names the guilty. All pages come back first: what failed may have left a row in any state.
         """
         rows = len(self._scheduler.running)
+        self._under_way = None
         self._pool.clear()
         gone = self._scheduler.give_up()
         self._static.admit([self._requests[number] for number in gone if number not in answered])

@@ -27,7 +27,8 @@ class Feed:
 
     ``nodes`` are tree nodes that follow the tokens, with all their ancestors; they see the row's tokens and
     those. ``keep`` writes keys and values of the tokens (never of the nodes). ``logits`` are the offsets in
-    ``tokens`` + ``nodes`` whose logits are wanted.
+    ``tokens`` + ``nodes`` whose logits are wanted. ``late``: its only token is not known to the host yet; it
+    is the one at this place of the runner's ``chosen``.
     """
 
     row: Row
@@ -36,6 +37,7 @@ class Feed:
     logits: Sequence[int]
     trie: LabelTrie | None = None
     nodes: Sequence[int] = ()
+    late: int | None = None
 
     @property
     def size(self) -> int:
@@ -52,6 +54,8 @@ class PackedModelRunner:
         self._model = model
         self.device = device
         self._context = attention.context_of(model)
+        self.chosen: torch.Tensor | None = None
+        """Token ids (n,) on the device that the last pass has chosen."""
 
     def read_prefix(self, ids: Sequence[int], chunk_tokens: int) -> Prefix:
         """Prefill a shared prefix once, in chunks."""
@@ -66,7 +70,12 @@ class PackedModelRunner:
         current = Pass(len(tokens), filling=prefix, fresh=[self._fresh([(0, len(tokens))], None)])
         if prefix.tokens:
             current.prefixes.append((prefix, None))
-        self._call(tokens, range(prefix.tokens, prefix.tokens + len(tokens)), current, [len(tokens) - 1])
+        self._call(
+            self._tensor(tokens),
+            range(prefix.tokens, prefix.tokens + len(tokens)),
+            current,
+            [len(tokens) - 1],
+        )
         prefix.tokens += len(tokens)
 
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
@@ -79,17 +88,27 @@ class PackedModelRunner:
         self._keep(current, layout)
         self._see_cached(current, layout)
         self._see_fresh(current, layout)
-        logits = self._call(layout.ids, layout.positions, current, layout.wanted)
+        logits = self._call(self._ids(layout), layout.positions, current, layout.wanted)
         for feed in feeds:
             feed.row.cached += len(feed.tokens) if feed.keep else 0
         return logits
 
+    def _ids(self, layout: _PassInputs) -> torch.Tensor:
+        """(tokens,), those that only the device knows put in there."""
+        late = [(begin, feed.late) for begin, feed in layout if feed.late is not None]
+        ids = self._tensor(layout.ids)
+        if late:
+            assert self.chosen is not None
+            places, sources = (self._tensor(column) for column in zip(*late, strict=True))
+            ids.index_copy_(0, places, self.chosen.index_select(0, sources))
+        return ids
+
     def _call(
-        self, ids: Sequence[int], positions: Iterable[int], current: Pass, wanted: Sequence[int]
+        self, ids: torch.Tensor, positions: Iterable[int], current: Pass, wanted: Sequence[int]
     ) -> torch.Tensor:
         with self._context.running(current):
             output = self._model(
-                input_ids=self._tensor(ids)[None],
+                input_ids=ids[None],
                 position_ids=self._tensor(list(positions))[None],
                 use_cache=False,
                 logits_to_keep=self._tensor(wanted),

@@ -190,6 +190,11 @@ class Output:
         self._end_ids = end_ids
         self._loops = RepetitionDetector() if ask.loops_end else None
 
+    @property
+    def room(self) -> int:
+        """Tokens that it can still take."""
+        return self._limit - len(self.reply.token_ids)
+
     def push(self, token: int) -> None:
         """Take ``token``, or end with it."""
         if token in self._end_ids:
