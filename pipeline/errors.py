@@ -15,6 +15,7 @@
         ├── OutOfMemory             halve the batch, then alone, then another placement
         ├── WorkerDied              restart the worker; the documents in flight are suspects
         └── StoppedEarly            exit 75: signal, deadline, disk full; the same command goes on
+            └── DeviceLost          a graphics card vanished, or fails whatever it is asked
 
 Messages are sentences: what, which document or key, the value, the limit, and the remedy.
 """
@@ -98,3 +99,7 @@ class StoppedEarly(Retryable):
     """A signal, the deadline or a full disk; what was recorded stays, the same command goes on."""
 
     exit_code = EXIT_STOPPED
+
+
+class DeviceLost(StoppedEarly):
+    """A graphics card that the run was planned for has vanished, or fails whatever it is asked."""

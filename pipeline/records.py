@@ -250,7 +250,8 @@ class Plan:
 
     ``batch_tokens`` bounds rows × longest row of a batch (prompt plus new tokens); ``lossy_last_resort``
     allows a cache in 8-bit numbers for a document that does not fit otherwise; ``streaming`` is for weights
-    that do not fit, else None; ``reasons`` say in sentences why.
+    that do not fit, else None; ``cards`` are the names of the graphics cards that it counts on, none where
+    the processor computes; ``reasons`` say in sentences why.
     """
 
     dtype: str
@@ -265,6 +266,7 @@ class Plan:
     threads: int | None = None
     lossy_last_resort: bool = False
     streaming: Streaming | None = None
+    cards: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
 
 

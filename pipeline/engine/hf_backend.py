@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from pipeline.config import Config
+from pipeline.engine.device_failure import naming_the_device, require_cards
 from pipeline.engine.interface import Engine, ModelFacts, PlanRequest
 from pipeline.engine.model.facts import model_facts
 from pipeline.engine.model.identity import tokenizer_identity, weights_identity
@@ -85,8 +86,15 @@ class TransformersBackend:
         self, plan: Plan, offload_folder: Path, say: Callable[[str], None]
     ) -> tuple[Engine, Mapping[str, Any]]:
         """Load the weights; packed passes where they are for this model, else static batches, with the
-        reason.
+        reason. Raises DeviceLost where a card of the plan is gone, or fails.
         """
+        require_cards(plan.cards)
+        with naming_the_device(plan.cards):
+            return self._opened(plan, offload_folder, say)
+
+    def _opened(
+        self, plan: Plan, offload_folder: Path, say: Callable[[str], None]
+    ) -> tuple[Engine, Mapping[str, Any]]:
         loaded = self.load(plan, offload_folder, say)
         tokenizer = self._tokenizer
         self._caches, told = open_cache_access(self._config, plan, loaded, self._weights, say)

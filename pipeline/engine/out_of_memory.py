@@ -10,7 +10,8 @@ import torch
 from pipeline.errors import OutOfMemory
 
 # Where the type does not tell: the allocators of torch for the processor and for pinned memory, CUDA itself,
-# cuBLAS and cuDNN, bitsandbytes, the C++ library.
+# cuBLAS and cuDNN, bitsandbytes, the C++ library. A handle of cuBLAS or cuDNN that cannot be made has found
+# no memory for its workspace: there is hardly another cause on a card that computes.
 _TEXTS = (
     "out of memory",
     "not enough memory",
@@ -18,6 +19,9 @@ _TEXTS = (
     "cannot allocate memory",
     "_alloc_failed",
     "allocation_failed",
+    "cublas_status_not_initialized",
+    "cudnn_status_not_initialized",
+    "cusparse_status_insufficient_resources",
     "bad_alloc",
 )
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -35,11 +39,6 @@ def is_out_of_memory(error: object) -> bool:
 def is_disk_full(error: object) -> bool:
     """Whether ``error`` says that the disk, or the user's share of it, is full."""
     return isinstance(error, OSError) and error.errno in _DISK_FULL
-
-
-def is_device_lost(error: Exception) -> bool:
-    """Whether nothing further can be computed in this process: the device failed, other than for memory."""
-    return isinstance(error, torch.AcceleratorError) and not is_out_of_memory(error)
 
 
 def without_frames(error: Exception) -> Exception:

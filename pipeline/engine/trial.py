@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from pipeline.engine.device_failure import is_device_lost
 from pipeline.engine.out_of_memory import free_memory
 
 VOCABULARY = 1000  # tokens of trials are among the first so many, which every vocabulary has
@@ -38,11 +39,14 @@ def reason_against(compare: Callable[[], Agreement], *, exact: bool) -> str | No
     """Why the way that ``compare`` tries is not for the model; None when it is. ``exact``: numbers are of 32
     bits, so that more than their rounding is a difference.
 
-    Whatever is raised is a reason: families are many, and the plain way is always there.
+    Whatever is raised is a reason: families are many, and the plain way is always there. Only a lost device
+    leaves no way, and is raised.
     """
     try:
         agreement = compare()
-    except Exception as error:  # noqa: BLE001  # as the docstring says
+    except Exception as error:  # as the docstring says
+        if is_device_lost(error):
+            raise
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
     else:
         bound = (1e-3 if exact else 0.05) * max(1.0, agreement.scale)

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.planner.fused_products import FusedRows
-from pipeline.planner.memory import CARD_CONTEXT_BYTES, LIBRARY_BYTES, PROCESS_BYTES, activations_bytes
+from pipeline.planner.memory import LIBRARY_BYTES, PROCESS_BYTES, activations_bytes
 from pipeline.planner.model.shape import ModelShape
 from pipeline.planner.prompt_layout import Layout
 from pipeline.planner.workload import Question, TaskLoad
 from pipeline.stores.kv.sizes import StorageFormat
+from pipeline.system.graphics_cards import CONTEXT_BYTES
 from pipeline.system.hardware import Hardware, Rates
 from pipeline.system.units import amount
 
@@ -227,14 +228,14 @@ def rooms(
     """
     on_card = bool(hardware.gpu_bytes)
     ram = max(0, int(hardware.ram_bytes * USABLE_SHARE) - process_bytes - LIBRARY_BYTES)
-    vram = max(0, int(hardware.vram_bytes * USABLE_SHARE) - CARD_CONTEXT_BYTES * len(hardware.gpu_bytes))
+    vram = max(0, int(hardware.vram_bytes * USABLE_SHARE) - CONTEXT_BYTES * len(hardware.gpu_bytes))
     ram_weights = ram if most_weights_in_ram is None else min(ram, most_weights_in_ram)
     return Room(
         on_card=on_card,
         cards=len(hardware.gpu_bytes),
         device_bytes=vram if on_card else ram,
         ram_bytes=ram if on_card else 0,
-        first_device_bytes=max(0, int(hardware.gpu_bytes[0] * USABLE_SHARE) - CARD_CONTEXT_BYTES)
+        first_device_bytes=max(0, int(hardware.gpu_bytes[0] * USABLE_SHARE) - CONTEXT_BYTES)
         if on_card
         else ram,
         device_weights_bytes=vram if on_card else ram_weights,

@@ -19,8 +19,6 @@ from pipeline.planner.model.shape import ModelShape
 # Of a worker process: resident after its imports where that was not measured here, and what libraries add
 # when a model first runs.
 PROCESS_BYTES, LIBRARY_BYTES = 430 * 2**20, 50 * 2**20
-# What a CUDA context takes of a card, and of RAM beside it.
-CARD_CONTEXT_BYTES = 450 * 2**20
 HEAP_FACTOR, STREAMED_FACTOR, CARD_FACTOR = 5.5, 2.0, 1.3
 _SMALLEST_SLOT = 64
 # Weights that are read at once, each by a thread of the library, before they are shrunk.

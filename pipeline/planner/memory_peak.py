@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from pipeline.planner.budget import Need, Room, Wish
 from pipeline.planner.memory import (
-    CARD_CONTEXT_BYTES,
     LIBRARY_BYTES,
     activations_bytes,
     arriving_bytes,
@@ -19,6 +18,7 @@ from pipeline.planner.memory import (
 )
 from pipeline.planner.model.shape import ModelShape
 from pipeline.planner.placement import Where
+from pipeline.system.graphics_cards import CONTEXT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def peaks_of(
         pages = 0 if where.sweep else files.stored_bytes
         copies = near if place == "disk" else 0  # on their way to the card
         return Peaks(
-            CARD_CONTEXT_BYTES * have.cards + on_device,
+            CONTEXT_BYTES * have.cards + on_device,
             in_ram + pages + copies,
             disk,
             pages,

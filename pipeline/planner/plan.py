@@ -121,8 +121,15 @@ def plan_of(
         )
         if sweep
         else None,
+        cards=_cards(hardware) if on_card else (),
         reasons=tuple(reasons),
     )
+
+
+def _cards(hardware: Hardware) -> tuple[str, ...]:
+    """All cards of a machine, by name."""
+    names = dict(enumerate(hardware.gpu_names))
+    return tuple(names.get(card, f"number {card}") for card in range(len(hardware.gpu_bytes)))
 
 
 def _refuses(forecast: Forecast, shape: ModelShape) -> bool:

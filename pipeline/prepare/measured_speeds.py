@@ -19,6 +19,7 @@ from pipeline.engine.model.demo_model import cache_folder
 from pipeline.errors import StoppedEarly
 from pipeline.records import digest
 from pipeline.system.atomic_write import replace_file
+from pipeline.system.graphics_cards import graphics_cards
 from pipeline.system.hardware import Hardware, Rates
 from pipeline.system.hardware_rates import machine_key
 
@@ -104,5 +105,6 @@ def _path(config: Config, dtype: str) -> Path:
         str(model.max_memory),
     )
     backend = () if config.engine.backend in _LIBRARY else (config.engine.backend,)
-    key = digest(*parts, str(config.engine.threads), *backend, machine_key(None, dtype))
+    cards = [card.name for card in graphics_cards()] if model.device_map == "auto" else []
+    key = digest(*parts, str(config.engine.threads), *backend, machine_key(None, dtype, cards))
     return cache_folder() / "speeds" / f"{key}.json"

@@ -189,10 +189,12 @@ def _fused(config: Config, facts: ModelFacts, machine: Hardware, wish: Wish) -> 
 
 
 def this_machine(config: Config, dtype: str, calibration: MeasuredSpeeds) -> Hardware:
-    """As it is now, with the speeds that were measured on it before, if any."""
+    """As it is now, with the speeds that were measured on it before, if any; without its graphics cards where
+    the model is not to use them. Raises DeviceLost.
+    """
     folder = Path(config.run.directory)
-    found = probe((folder,))
-    rates = known_rates(cache_folder(), folder, dtype)
+    found = probe((folder,), with_cards=config.model.device_map == "auto")
+    rates = known_rates(cache_folder(), folder, dtype, found.gpu_names)
     return calibrated(found if rates is None else with_rates(found, rates), calibration)
 
 

@@ -107,7 +107,8 @@ def _measured(ground: Ground, dtype: str) -> Ground:
     from pipeline.engine.model.nf4 import unpacking_rate  # with it comes torch
 
     scratch = existing_folder(Path(ground.config.run.directory))
-    found = measured_rates(cache_folder(), scratch, dtype, unpacking=unpacking_rate)
+    cards = ground.machine.gpu_names
+    found = measured_rates(cache_folder(), scratch, dtype, cards, unpacking=unpacking_rate)
     kept = ground.machine.rates
     known = {
         name: getattr(kept, name)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from pipeline.errors import OvernightError
+from pipeline.errors import DeviceLost, OvernightError
 from pipeline.records import Failure
 from pipeline.run.fault_isolation import FaultIsolation
 from pipeline.run.progress import WorkProgress
@@ -44,7 +44,8 @@ class InDoubt:
         suspected = driver.asking(death.started) or driver.asking(leased)
         self._deaths_of_nobody = 0 if suspected else self._deaths_of_nobody + 1
         if self._deaths_of_nobody >= _DEATHS_OF_NOBODY:
-            raise OvernightError(
+            kind = DeviceLost if death.by_device else OvernightError
+            raise kind(
                 f"the worker died {self._deaths_of_nobody} times in a row while it computed nothing: "
                 f"{death.reason}"
             )
@@ -52,7 +53,7 @@ class InDoubt:
         guilty = self._faults.accuse(
             [
                 replace(work, attempts=work.attempts + 1, crashes=work.crashes + 1)
-                for work in self._session.give_back(suspected, "crashed", death.reason)
+                for work in self._session.give_back(suspected, _outcome(death), death.reason)
             ]
         )
         if guilty is not None:
@@ -82,3 +83,10 @@ class InDoubt:
 
     def _quarantine(self, work: WorkItem, failure: Failure) -> None:
         self._progress.recorded([self._session.quarantine(work, failure)])
+
+
+def _outcome(death: Death) -> str:
+    """What an attempt ended by. A card that failed is held against no document beyond this run: within it,
+    the card has proved itself with made-up prompts before each of them is tried again.
+    """
+    return "device failed" if death.by_device else "crashed"

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from pipeline.config import Config
 from pipeline.engine.interface import Backend
-from pipeline.errors import OvernightError, WorkerDied
+from pipeline.errors import DeviceLost, OvernightError, WorkerDied
 from pipeline.records import Plan, Request
 from pipeline.run.protocol import (
     Configure,
+    DeviceFailed,
     FromWorker,
-    Load,
     Refused,
     Release,
     ToWorker,
@@ -27,6 +27,7 @@ from pipeline.run.protocol import (
     decode_from_worker,
     decode_to_worker,
     encode,
+    loading,
 )
 from pipeline.run.worker import Held, StartWorker
 from pipeline.run.worker_service import LoadedModel, configured, loaded
@@ -49,10 +50,10 @@ class InProcessWorker:
         self._death: str | None = None
         self._post(Configure(config.model_dump()))
 
-    def load(self, plan: Plan) -> None:
+    def load(self, plan: Plan, proof: Sequence[Request] = ()) -> None:
         """See Worker."""
         self.held.state = "loading"
-        self._post(Load(plan, str(self._offload_folder)))
+        self._post(loading(plan, str(self._offload_folder), proof))
 
     def admit(self, requests: Sequence[Request]) -> None:
         """See Worker."""
@@ -116,6 +117,9 @@ class InProcessWorker:
                 self._backend = configured(message)
             else:
                 self._model = loaded(self._backend, message, self._tell)
+        except DeviceLost as error:
+            self._tell(DeviceFailed(str(error)))
+            self._death = str(error)
         except OvernightError as error:
             self._tell(Refused(type(error).__name__, str(error)))
             self._death = "the worker refused to load the model"

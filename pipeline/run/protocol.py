@@ -35,13 +35,6 @@ class Configure(_Message, frozen=True):
     config: dict[str, Any]
 
 
-class Load(_Message, frozen=True):
-    """Load the model under this plan."""
-
-    plan: Plan
-    offload_folder: str
-
-
 class _Question(_Message, frozen=True):
     """A request beside what it asks for: a union of plain records could not be told apart."""
 
@@ -62,6 +55,16 @@ class ScoreQuestion(_Question, frozen=True):
     """A request for the log-probabilities of continuations."""
 
     ask: Score
+
+
+class Load(_Message, frozen=True):
+    """Load the model under this plan, and answer the questions of ``proof``, whose answers nobody wants,
+    before it is said to be loaded.
+    """
+
+    plan: Plan
+    offload_folder: str
+    proof: tuple[DecodeQuestion | ScoreQuestion, ...] = ()
 
 
 class Admit(_Message, frozen=True):
@@ -90,6 +93,12 @@ class Refused(_Message, frozen=True):
     """The model cannot be loaded: the name of the error in pipeline.errors, and its sentence."""
 
     error: str
+    text: str
+
+
+class DeviceFailed(_Message, frozen=True):
+    """The graphics card failed: what it said. The worker ends."""
+
     text: str
 
 
@@ -128,7 +137,7 @@ class StoreFacts(_Message, frozen=True):
 
 
 ToWorker = Configure | Load | Admit | Release | Finish
-FromWorker = Says | Refused | Loaded | Started | Pulse | Replies | StoreFacts
+FromWorker = Says | Refused | DeviceFailed | Loaded | Started | Pulse | Replies | StoreFacts
 _Kind = TypeVar("_Kind", ToWorker, FromWorker)
 
 _ASKS: Mapping[type, type[DecodeQuestion | ScoreQuestion]] = {Decode: DecodeQuestion, Score: ScoreQuestion}
@@ -136,21 +145,26 @@ _TO_WORKER: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker
 _FROM_WORKER: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 
 
+def loading(plan: Plan, offload_folder: str, proof: Sequence[Request] = ()) -> Load:
+    """The message that has a model loaded, and asks it ``proof`` first."""
+    return Load(plan, offload_folder, _questions(proof))
+
+
 def admission(requests: Sequence[Request]) -> Admit:
     """The message that hands over ``requests``, in their order."""
-    return Admit(
-        tuple(
-            _ASKS[type(request.ask)](
-                **{name: getattr(request, name) for name in Request.__dataclass_fields__}
-            )
-            for request in requests
-        )
+    return Admit(_questions(requests))
+
+
+def admitted(questions: Sequence[DecodeQuestion | ScoreQuestion]) -> list[Request]:
+    """The requests of an admission, or of a proof."""
+    return [Request(**msgspec.structs.asdict(question)) for question in questions]
+
+
+def _questions(requests: Sequence[Request]) -> tuple[DecodeQuestion | ScoreQuestion, ...]:
+    return tuple(
+        _ASKS[type(request.ask)](**{name: getattr(request, name) for name in Request.__dataclass_fields__})
+        for request in requests
     )
-
-
-def admitted(message: Admit) -> list[Request]:
-    """The requests of an admission."""
-    return [Request(**msgspec.structs.asdict(question)) for question in message.questions]
 
 
 def encode(message: ToWorker | FromWorker) -> bytes:

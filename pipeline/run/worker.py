@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from pipeline.records import Plan, Request
-from pipeline.run.protocol import FromWorker, Loaded, Replies, Started, StoreFacts
+from pipeline.run.protocol import DeviceFailed, FromWorker, Loaded, Replies, Started, StoreFacts
 
 State = Literal["starting", "loading", "loaded"]
 """Of a worker's model: nobody has asked for it yet, it is on its way, it is there."""
@@ -23,7 +23,7 @@ class Held:
 
     ``leased`` are its requests by id, ``started`` the ids of those it was computing when last heard of. Of
     ``served_seconds`` since its model was loaded it has waited ``waited_seconds`` for requests; the bytes
-    are the most it has held.
+    are the most it has held. ``device_failure`` is what its graphics card said when it failed.
     """
 
     state: State = "starting"
@@ -34,6 +34,7 @@ class Held:
     served_seconds: float = 0.0
     ram_bytes: int = 0
     vram_bytes: int = 0
+    device_failure: str | None = None
 
     @property
     def owes(self) -> bool:
@@ -63,6 +64,8 @@ class Held:
                 self.ram_bytes, self.vram_bytes = ram_bytes, vram_bytes
             case StoreFacts(facts):
                 self.store_facts = facts
+            case DeviceFailed(text):
+                self.device_failure = text
 
 
 class Worker(Protocol):
@@ -70,8 +73,10 @@ class Worker(Protocol):
 
     held: Held
 
-    def load(self, plan: Plan) -> None:
-        """Have it load the model, once."""
+    def load(self, plan: Plan, proof: Sequence[Request] = ()) -> None:
+        """Have it load the model, once, and ask it ``proof`` before it counts as loaded; the answers are
+        nobody's.
+        """
         ...
 
     def admit(self, requests: Sequence[Request]) -> None:

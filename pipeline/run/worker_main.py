@@ -20,8 +20,9 @@ import time
 import traceback
 from typing import IO
 
-from pipeline.errors import EXIT_FAULT, OvernightError
+from pipeline.errors import EXIT_FAULT, DeviceLost, OvernightError
 from pipeline.run.protocol import (
+    DeviceFailed,
     Finish,
     FromWorker,
     MalformedMessage,
@@ -56,6 +57,9 @@ def main() -> None:
     try:
         backend = configured(inbox.get())
         model = loaded(backend, inbox.get(), tell)
+    except DeviceLost as error:
+        tell(DeviceFailed(str(error)))
+        return
     except OvernightError as error:
         tell(Refused(type(error).__name__, str(error)))
         return

@@ -17,8 +17,9 @@ from typing import Any, Self
 
 from pipeline import errors
 from pipeline.config import Config
-from pipeline.errors import OvernightError, WorkerDied
+from pipeline.errors import DeviceLost, OvernightError, WorkerDied
 from pipeline.records import Plan, Request
+from pipeline.run.device_proof import made_up
 from pipeline.run.protocol import FromWorker, Loaded, Refused, Replies, Says
 from pipeline.run.resource_guard import Activity
 from pipeline.run.routing import assign
@@ -32,13 +33,14 @@ _LOAD_TRIES = 2
 @dataclass(frozen=True, slots=True)
 class Death:
     """A worker with a loaded model has died. ``leased`` was lost with it; ``started`` are the ids of those
-    of it that were being computed when it was last heard of.
+    of it that were being computed when it was last heard of. ``by_device``: its graphics card failed.
     """
 
     worker: int
     reason: str
     leased: tuple[Request, ...]
     started: frozenset[int]
+    by_device: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class WorkerPool:
         self._events: deque[Event] = deque()
         self._news = threading.Event()
         self._failed_loads = 0
+        self._proof: tuple[Request, ...] = ()  # of a card that failed
         self._ended: list[Held] = []
 
     def __enter__(self) -> Self:
@@ -86,7 +89,7 @@ class WorkerPool:
         for worker in self._workers.values():
             if worker.held.state == "starting":
                 self._events.append(Says("loading the model"))
-                worker.load(plan)
+                worker.load(plan, self._proof)
 
     def admit(self, requests: Sequence[Request]) -> None:
         """Queue requests, and lease what can be leased. They wait while no model is loaded."""
@@ -181,7 +184,7 @@ class WorkerPool:
     def _note(self, message: FromWorker) -> None:
         match message:
             case Loaded():
-                self._failed_loads = 0
+                self._failed_loads, self._proof = 0, ()
                 self._events.append(message)
             case Says() | Replies():
                 self._events.append(message)
@@ -198,14 +201,28 @@ class WorkerPool:
         held = worker.held
         self._ended.append(held)
         if held.state == "loaded":
-            leased, started = tuple(held.leased.values()), frozenset(held.started)
-            self._events.append(Death(number, reason, leased, started))
-            held.let_go([*held.leased])  # else every death of a night would keep the texts of a whole window
+            self._lose(number, held, reason)
             return
         self._failed_loads += 1
         if self._failed_loads >= _LOAD_TRIES:
-            message = f"the model could not be loaded: {reason} (in {self._place})"
-            self._events.append(LoadFailed(OvernightError(message)))
+            self._events.append(LoadFailed(self._load_error(held, reason)))
+
+    def _lose(self, number: int, held: Held, reason: str) -> None:
+        leased, started = tuple(held.leased.values()), frozenset(held.started)
+        failure = held.device_failure
+        self._events.append(Death(number, failure or reason, leased, started, by_device=failure is not None))
+        if failure is not None:  # it, or what it was asked: the next worker finds out
+            self._proof = made_up([request for request in leased if request.request_id in started] or leased)
+        held.let_go([*held.leased])  # else every death of a night would keep the texts of a whole window
+
+    def _load_error(self, held: Held, reason: str) -> OvernightError:
+        if held.device_failure is None:
+            return OvernightError(f"the model could not be loaded: {reason} (in {self._place})")
+        tried = "it failed at made-up prompts, too" if self._proof else "it was tried twice"
+        return DeviceLost(
+            f"{held.device_failure}; {tried}, so no document is blamed. See what nvidia-smi and the system's "
+            f"log say of it; the same command goes on"
+        )
 
 
 def local_workers(config: Config, directory: RunDirectory) -> StartWorker:

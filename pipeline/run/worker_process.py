@@ -7,7 +7,6 @@ import os
 import queue
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,17 +19,18 @@ from pipeline.run.protocol import (
     Configure,
     Finish,
     FromWorker,
-    Load,
     MalformedMessage,
     Release,
     ToWorker,
     admission,
     decode_from_worker,
     encode,
+    loading,
     read_payload,
     write_message,
 )
 from pipeline.run.worker import Held
+from pipeline.system.child_python import command_of, environment
 
 _GRACE_SECONDS = 5
 _FINISH_SECONDS = 90  # for what is still to be written to the KV store
@@ -58,7 +58,7 @@ class WorkerProcess:
         encode(configure)  # before there is a process: it may hold what cannot be sent
         with os.fdopen(os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600), "ab") as stderr:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "pipeline.run.worker_main"],
+                command_of("pipeline.run.worker_main"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -69,11 +69,11 @@ class WorkerProcess:
         threading.Thread(target=self._read, daemon=True).start()
         self._send(configure)
 
-    def load(self, plan: Plan) -> None:
+    def load(self, plan: Plan, proof: Sequence[Request] = ()) -> None:
         """See Worker."""
         self._last_sign = time.monotonic()  # until now it had nothing to say
         self.held.state = "loading"
-        self._send(Load(plan, str(self._offload_folder)))
+        self._send(loading(plan, str(self._offload_folder), proof))
 
     def admit(self, requests: Sequence[Request]) -> None:
         """See Worker."""
@@ -188,14 +188,10 @@ class WorkerProcess:
 
 
 def _environment(config: Config) -> dict[str, str]:
-    # With -P the worker never imports from the folder it is started in; where this program itself was found
-    # is told instead.
-    places = (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))
     return {
         # threads that spin while they wait slow each other down on a shared machine: 1.8 times under load
         "OMP_WAIT_POLICY": "PASSIVE",
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, places)),
+        **environment(),
         "OMP_NUM_THREADS": str(config.engine.threads or os.cpu_count() or 1),
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONUNBUFFERED": "1",

@@ -11,9 +11,11 @@ from pathlib import Path
 from pipeline.config import parse_config
 from pipeline.engine.interface import Backend, Engine
 from pipeline.engine.registry import open_backend
+from pipeline.records import Generation, Request
 from pipeline.run.protocol import (
     Admit,
     Configure,
+    DeviceFailed,
     FromWorker,
     Load,
     Loaded,
@@ -60,23 +62,28 @@ def configured(message: ToWorker) -> Backend:
 
 
 def loaded(backend: Backend, message: ToWorker, tell: Tell) -> LoadedModel:
-    """The model under the plan it is told. Raises OvernightError."""
+    """The model under the plan it is told, after it has answered what it is to prove itself with. Raises
+    OvernightError, of which DeviceLost is one.
+    """
     assert isinstance(message, Load)
     offload_folder = Path(message.offload_folder)
     before_bytes = resident_bytes()
     with failing_disk_stops(offload_folder):
         engine, facts = backend.open_engine(message.plan, offload_folder, lambda text: tell(Says(text)))
+    model = LoadedModel(engine, backend, tell, message.plan.cards)
+    model.prove(admitted(message.proof))
     tell(Loaded({**facts, "process_bytes": before_bytes}))
-    return LoadedModel(engine, backend, tell)
+    return model
 
 
 class LoadedModel:
     """An engine that does what it is told. Each message of replies tells how long the model has waited for
     requests since it was loaded and the most memory that was held; now and then one says what became of
-    persisted caches.
+    persisted caches. ``cards``: names of the graphics cards that it counts on.
     """
 
-    def __init__(self, engine: Engine, backend: Backend, tell: Tell) -> None:
+    def __init__(self, engine: Engine, backend: Backend, tell: Tell, cards: Sequence[str] = ()) -> None:
+        self._cards = cards
         self._engine = engine
         self._backend = backend
         self._tell = tell
@@ -93,17 +100,29 @@ class LoadedModel:
         """Admit or release requests."""
         match message:
             case Admit():
-                self._engine.admit(admitted(message))
+                self._engine.admit(admitted(message.questions))
             case Release(request_ids):
                 self._engine.release(request_ids)
+
+    def prove(self, requests: Sequence[Request]) -> None:
+        """Work off ``requests``, whose answers nobody wants. Raises DeviceLost."""
+        from pipeline.engine.device_failure import naming_the_device  # with it comes torch
+
+        if not requests:
+            return
+        self._tell(Says("trying the graphics card with made-up prompts"))
+        with naming_the_device(self._cards):
+            self._engine.admit(requests)
+            while not self._engine.idle:
+                self._engine.step()
 
     def waited(self, seconds: float) -> None:
         """So long nothing came and there was nothing to do."""
         self._waited_seconds += seconds
 
     def step(self) -> None:
-        """Compute a little, and tell what finished by it."""
-        finished = self._engine.step()
+        """Compute a little, and tell what finished by it; or that the card failed, and raise."""
+        finished = self._stepped()
         if not finished:
             return
         now = time.monotonic()
@@ -113,6 +132,16 @@ class LoadedModel:
         if now - self._told >= _STORE_SECONDS:
             self._told = now
             self._tell(StoreFacts(dict(self._backend.store_facts())))
+
+    def _stepped(self) -> Sequence[Generation]:
+        try:
+            return self._engine.step()
+        except Exception as error:
+            from pipeline.engine.device_failure import failure_of, is_device_lost  # with it comes torch
+
+            if is_device_lost(error):
+                self._tell(DeviceFailed(failure_of(self._cards, error)))
+            raise
 
     def close(self) -> None:
         """Write what is still to be written; its last words are what became of persisted caches."""

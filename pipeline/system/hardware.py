@@ -9,9 +9,10 @@ import shutil
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
+
+from pipeline.system.graphics_cards import graphics_cards
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +57,9 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """Bytes that are free now. ``gpu_bytes`` has one entry a CUDA device; of each, where the machine was
-    asked, ``gpu_processors`` has its streaming multiprocessors and its compute capability: (24, 8, 9).
+    """Bytes that are free now. ``gpu_bytes`` has one entry a CUDA device, before anybody has a context there;
+    of each, where the machine was asked, ``gpu_processors`` has its streaming multiprocessors and its compute
+    capability: (24, 8, 9).
     """
 
     cores: int
@@ -75,25 +77,19 @@ class Hardware:
         return sum(self.gpu_bytes)
 
 
-def probe(folders: tuple[Path, ...] = ()) -> Hardware:
-    """Look at the machine, and at the disks that hold ``folders``. Asks torch for graphics cards, so the
-    first call imports it.
+def probe(folders: tuple[Path, ...] = (), *, with_cards: bool = True) -> Hardware:
+    """Look at the machine, and at the disks that hold ``folders``; at graphics cards only ``with_cards``,
+    which imports torch. Raises DeviceLost as ``graphics_cards``.
     """
-    import torch
-
-    cards = range(torch.cuda.device_count()) if torch.cuda.is_available() else range(0)
+    cards = graphics_cards() if with_cards else ()
     return Hardware(
         cores=usable_cores(),
         ram_bytes=available_ram_bytes(),
-        gpu_bytes=tuple(torch.cuda.mem_get_info(card)[0] for card in cards),
-        gpu_names=tuple(torch.cuda.get_device_name(card) for card in cards),
-        gpu_processors=tuple(_processors(torch.cuda.get_device_properties(card)) for card in cards),
+        gpu_bytes=tuple(card.room_bytes for card in cards),
+        gpu_names=tuple(card.name for card in cards),
+        gpu_processors=tuple((card.multiprocessors, *card.capability) for card in cards),
         disks=tuple(disk_of(folder) for folder in folders),
     )
-
-
-def _processors(properties: Any) -> tuple[int, int, int]:
-    return properties.multi_processor_count, properties.major, properties.minor
 
 
 def usable_cores() -> int:

@@ -14,7 +14,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ def measured_rates(
     cache_folder: Path,
     scratch_folder: Path,
     dtype: str = "float32",
+    cards: Sequence[str] = (),
     *,
     unpacking: Callable[[str], float | None],
     again: bool = False,
@@ -42,14 +43,17 @@ def measured_rates(
     measured now.
 
     ``scratch_folder`` is where the disk is tried (64 MiB, removed again). Never raises for a disk that is
-    full or read-only: that rate is then None. ``unpacking`` measures the numbers a second that 4-bit weights
-    give in a dtype, which only the engine knows.
+    full or read-only: that rate is then None. ``cards``: names of the graphics cards that compute, of which
+    the first is measured; none: the processor. ``unpacking`` measures the numbers a second that 4-bit weights
+    give a processor in a dtype, which only the engine knows; a card multiplies them as they are.
     """
-    key, path = machine_key(scratch_folder, dtype), cache_folder / "hardware.json"
+    key, path = machine_key(scratch_folder, dtype, cards), cache_folder / "hardware.json"
     kept = _read(path)
     if not again and key in kept and (known := _rates(kept[key])) is not None:
         return known
-    found = replace(_measure(scratch_folder, dtype), dequantize_weights_per_second=unpacking(dtype))
+    found = _measure(scratch_folder, dtype, on_card=bool(cards))
+    if not cards:
+        found = replace(found, dequantize_weights_per_second=unpacking(dtype))
     kept[key] = asdict(found)
     with contextlib.suppress(OSError, StoppedEarly):  # a cache that cannot be written costs the seconds again
         cache_folder.mkdir(parents=True, exist_ok=True)
@@ -58,29 +62,26 @@ def measured_rates(
     return found
 
 
-def known_rates(cache_folder: Path, scratch_folder: Path, dtype: str = "float32") -> Rates | None:
+def known_rates(
+    cache_folder: Path, scratch_folder: Path, dtype: str = "float32", cards: Sequence[str] = ()
+) -> Rates | None:
     """What ``measured_rates`` has kept for this machine; None where it has not measured it yet."""
-    return _rates(_read(cache_folder / "hardware.json").get(machine_key(scratch_folder, dtype)))
+    return _rates(_read(cache_folder / "hardware.json").get(machine_key(scratch_folder, dtype, cards)))
 
 
-def machine_key(scratch_folder: Path | None, dtype: str) -> str:
-    """Digest of what the rates depend on: processor, usable cores, memory, cards, torch, the dtype, and the
-    disk if one is named.
+def machine_key(scratch_folder: Path | None, dtype: str, cards: Sequence[str] = ()) -> str:
+    """Digest of what the rates depend on: processor, usable cores, memory, the cards that compute, torch, the
+    dtype, and the disk if one is named.
     """
     import psutil
     import torch
 
-    cards = (
-        [torch.cuda.get_device_name(card) for card in range(torch.cuda.device_count())]
-        if torch.cuda.is_available()
-        else []
-    )
     facts = [
         platform.machine(),
         _processor(),
         usable_cores(),
         psutil.virtual_memory().total >> 28,
-        cards,
+        list(cards),
         torch.__version__,
         dtype,
     ]
@@ -94,10 +95,10 @@ def with_rates(hardware: Hardware, rates: Rates) -> Hardware:
     return replace(hardware, rates=rates)
 
 
-def _measure(scratch_folder: Path, dtype: str) -> Rates:
+def _measure(scratch_folder: Path, dtype: str, *, on_card: bool) -> Rates:
     import torch
 
-    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    device = torch.device("cuda", 0) if on_card else torch.device("cpu")
     read, write = _disk(scratch_folder)
     links: dict[str, Any] = _links(device) if device.type == "cuda" else {}
     return Rates(

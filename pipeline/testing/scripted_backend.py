@@ -9,7 +9,8 @@ command. Its answers depend only on the prompt, so an interrupted run must end e
 
 A fault fires on each request whose prompt contains ``text``. ``do``: segfault, kill (SIGKILL to itself),
 hang, exit, eat (allocate until killed), oom (out_of_memory reply), raise (model_error reply), empty (ends
-without a token). ``times`` limits a fault to the first so many processes, counted in the file ``counter``;
+without a token), device (the graphics card fails). ``times`` limits a fault to the first so many processes,
+counted in the file ``counter``;
 ``load_fault`` fires while loading. ``runner_faults`` fire in the runner itself, when it tokenizes a text that
 contains theirs; there, ``stick`` is a hang that no signal ends.
 """
@@ -251,12 +252,19 @@ def _eat() -> tuple[str, str] | None:
         held.append(bytearray(os.urandom(1 << 24)))
 
 
+def _device() -> tuple[str, str] | None:
+    import torch
+
+    raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+
 _FAULTS: Mapping[str, Callable[[], tuple[str, str] | None]] = {
     "segfault": _segfault,
     "kill": _kill,
     "hang": _hang,
     "stick": _stick,
     "eat": _eat,
+    "device": _device,
     "exit": lambda: os._exit(7),
     "oom": lambda: ("out_of_memory", "the scripted model has no memory for this prompt"),
     "raise": lambda: ("model_error", "the scripted model raised on this prompt"),

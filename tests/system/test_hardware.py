@@ -191,8 +191,8 @@ def test_rates_are_measured_once_and_kept(tmp_path: Path) -> None:
     assert first.matmul_per_second is not None
     assert first.matmul_per_second > 1e8
     assert first.disk_read_bytes_per_second is not None
-    assert (first.dequantize_weights_per_second is None) == bool(probe().gpu_bytes)
-    assert (first.dequantize_weights_per_second or 1e12) > 1e7
+    assert first.dequantize_weights_per_second is not None
+    assert first.dequantize_weights_per_second > 1e7
     assert first.to_device_bytes_per_second is None or first.to_device_bytes_per_second > 0
     # a second measurement would differ in its last digits
     assert measured_rates(tmp_path / "cache", tmp_path / "scratch", unpacking=unpacking_rate) == first

@@ -48,6 +48,11 @@ class DeviceMap:
         """Weights on all devices together."""
         return sum(self.bytes_by_device.values())
 
+    @property
+    def on_card(self) -> bool:
+        """Whether any of it is on a graphics card."""
+        return any(device.isdigit() for device in self.devices.values())
+
     def device_map(self) -> dict[str, int | str]:
         """The map as transformers takes it: numbers for graphics cards."""
         return {

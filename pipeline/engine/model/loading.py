@@ -15,10 +15,12 @@ from typing import Any
 import torch
 
 from pipeline.config import ModelConfig
+from pipeline.engine.device_failure import is_device_lost
 from pipeline.engine.model.device_map import DeviceMap, plan_device_map
 from pipeline.engine.model.forward import input_device, lay_out_for_head
 from pipeline.engine.model.fused import fuse
 from pipeline.engine.model.library_logging import import_bitsandbytes, quiet_libraries
+from pipeline.engine.model.load_errors import memory_errors_raised
 from pipeline.engine.model.location import Location, fetch_weights, locate
 from pipeline.engine.model.nf4 import quantizing_in_pieces
 from pipeline.engine.model.peak_memory import PeakMemory, large_blocks_given_back
@@ -73,7 +75,8 @@ def load_model(
     _require_disk_space(placement, offload_folder)
     say(f"loading {config.id}: {placement.describe()}")
     started = time.monotonic()
-    with PeakMemory() as peak, contextlib.ExitStack() as tidy:
+    with PeakMemory(on_card=placement.on_card) as peak, contextlib.ExitStack() as tidy:
+        tidy.enter_context(memory_errors_raised())
         if config.quantization != "none":
             tidy.enter_context(large_blocks_given_back())
             tidy.enter_context(quantizing_in_pieces())
@@ -123,6 +126,8 @@ def _read_weights(
     except SafetensorError as error:
         raise ConfigError(f"a weight file of {config.id} is damaged ({error}); fetch it again") from error
     except (OSError, ValueError, ImportError, KeyError, RuntimeError, MemoryError) as error:
+        if is_device_lost(error):
+            raise
         if is_out_of_memory(error):
             raise OutOfMemory(
                 f"memory ran out while the weights of {config.id} were read: {error}"

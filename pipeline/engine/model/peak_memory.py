@@ -18,16 +18,20 @@ from pipeline.system.process_memory import peak_resident_bytes
 
 
 class PeakMemory:
-    """Context manager; ``bytes`` is the peak inside it: of CUDA allocations where there are cards, else of
-    the resident set.
+    """Context manager; ``bytes`` is the peak inside it: of CUDA allocations where the work is ``on_card``,
+    else of the resident set.
 
     On Linux the kernel's mark is set back first; elsewhere it is that of the whole life of the process.
     """
 
     bytes: int = 0
 
+    def __init__(self, *, on_card: bool) -> None:
+        self._on_card = on_card
+
     def __enter__(self) -> Self:
-        if torch.cuda.is_available():
+        if self._on_card:
+            torch.cuda.init()  # type: ignore[no-untyped-call]  # there are no statistics before
             for card in range(torch.cuda.device_count()):
                 torch.cuda.reset_peak_memory_stats(card)
         else:
@@ -38,7 +42,7 @@ class PeakMemory:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if torch.cuda.is_available():
+        if self._on_card:
             self.bytes = sum(
                 torch.cuda.max_memory_allocated(card) for card in range(torch.cuda.device_count())
             )

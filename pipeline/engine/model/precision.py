@@ -14,6 +14,7 @@ import torch
 from pipeline.config import ModelConfig
 from pipeline.engine.model.location import Location
 from pipeline.errors import CannotPlan, ConfigError
+from pipeline.system.graphics_cards import graphics_cards
 
 # Columns of activations beyond this size are kept out of the int8 product by the library (6.0). Which they
 # are is decided from the whole batch, so a document's answer would depend on its company; 0 keeps every row
@@ -39,9 +40,8 @@ def resolve_dtype(asked: str, device_map: str = "auto") -> str:
     """
     if asked != "auto":
         return asked
-    if device_map == "auto" and torch.cuda.is_available():
-        oldest = min(torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count()))
-        return "bfloat16" if oldest >= (8, 0) else "float16"
+    if device_map == "auto" and (cards := graphics_cards()):
+        return "bfloat16" if min(card.capability for card in cards) >= (8, 0) else "float16"
     return "bfloat16" if cpu_computes_bfloat16() else "float32"
 
 

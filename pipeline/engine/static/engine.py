@@ -20,10 +20,11 @@ import torch
 
 from pipeline.engine.backoff import Ladder, RowLimits, Rung
 from pipeline.engine.batching import batch_columns, next_batch, row_tokens
+from pipeline.engine.device_failure import is_device_lost
 from pipeline.engine.interface import Listener
 from pipeline.engine.kv.cache import make_cache
 from pipeline.engine.model.forward import Forward
-from pipeline.engine.out_of_memory import free_memory, is_device_lost, is_disk_full, without_frames
+from pipeline.engine.out_of_memory import free_memory, is_disk_full, without_frames
 from pipeline.engine.static.generate import NON_FINITE, PassLimits, Reply, generate
 from pipeline.engine.static.score import RowScores, score
 from pipeline.engine.static.staged_prefill import REUSABLE, StagedPrefill

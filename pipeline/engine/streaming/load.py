@@ -121,7 +121,7 @@ def _open(
     started = time.monotonic()
     device, device_bytes, ram_bytes = _room(config)
     give_large_blocks_back()  # for good: memory is what there is too little of
-    with PeakMemory() as peak:
+    with PeakMemory(on_card=device.type == "cuda") as peak:
         prepared = prepare(
             Wanted(config.model, location, dtype, weights, device), say, config.engine.prepared_quota
         )
