@@ -24,6 +24,7 @@ from pipeline.engine.model.precision import resolve_attention, resolve_dtype
 from pipeline.engine.select import select_engine
 from pipeline.errors import ConfigError
 from pipeline.records import Decode, Plan, Request
+from pipeline.system.graphics_cards import GraphicsCard
 from tests.engine.small_models import save_llama, save_mixtral
 
 IDS = torch.arange(300, 340).reshape(1, 40)
@@ -207,10 +208,12 @@ def test_auto_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     for native, expected in ((True, "bfloat16"), (False, "float32")):
         monkeypatch.setattr(precision, "cpu_computes_bfloat16", lambda native=native: native)
         assert resolve_dtype("auto", "cpu") == expected
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     for capability, expected in (((8, 6), "bfloat16"), ((7, 5), "float16")):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, capability=capability: capability)
+        cards = (
+            GraphicsCard("A", capability, 30, 8 << 30, 7 << 30),
+            GraphicsCard("B", (9, 0), 30, 8 << 30, 0),
+        )
+        monkeypatch.setattr(precision, "graphics_cards", lambda cards=cards: cards)
         assert resolve_dtype("auto") == expected
 
 
