@@ -155,8 +155,9 @@ def admission(requests: Sequence[Request]) -> Admit:
     return Admit(_questions(requests))
 
 
-def admitted(questions: Sequence[DecodeQuestion | ScoreQuestion]) -> list[Request]:
-    """The requests of an admission, or of a proof."""
+def admitted(message: Admit | Load) -> list[Request]:
+    """The requests of an admission, or those that a model has to prove itself with."""
+    questions = message.proof if isinstance(message, Load) else message.questions
     return [Request(**msgspec.structs.asdict(question)) for question in questions]
 
 

@@ -71,7 +71,7 @@ def loaded(backend: Backend, message: ToWorker, tell: Tell) -> LoadedModel:
     with failing_disk_stops(offload_folder):
         engine, facts = backend.open_engine(message.plan, offload_folder, lambda text: tell(Says(text)))
     model = LoadedModel(engine, backend, tell, message.plan.cards)
-    model.prove(admitted(message.proof))
+    model.prove(admitted(message))
     tell(Loaded({**facts, "process_bytes": before_bytes}))
     return model
 
@@ -100,16 +100,16 @@ class LoadedModel:
         """Admit or release requests."""
         match message:
             case Admit():
-                self._engine.admit(admitted(message.questions))
+                self._engine.admit(admitted(message))
             case Release(request_ids):
                 self._engine.release(request_ids)
 
     def prove(self, requests: Sequence[Request]) -> None:
         """Work off ``requests``, whose answers nobody wants. Raises DeviceLost."""
-        from pipeline.engine.device_failure import naming_the_device  # with it comes torch
-
         if not requests:
             return
+        from pipeline.engine.device_failure import naming_the_device  # with it comes torch
+
         self._tell(Says("trying the graphics card with made-up prompts"))
         with naming_the_device(self._cards):
             self._engine.admit(requests)

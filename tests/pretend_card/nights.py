@@ -15,7 +15,7 @@ BOOT = Path(__file__).parent / "boot"
 
 @dataclass
 class CardNight(ANight):
-    """A night on ``card`` (as PRETEND_CARD says it); ``pretend`` are further options, without their prefix."""
+    """A night on ``card`` (as PRETEND_CARD says it); ``pretend`` are further options, without PRETEND_."""
 
     card: str = "8GiB"
     pretend: dict[str, str] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class CardNight(ANight):
     def processes(self, module: str) -> list[dict[str, Any]]:
         """Reports of the processes that ran ``module``, such as ``worker_main``."""
         found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(self.log.glob("*.json"))]
-        return [report for report in found if f"{module}.py" in report["argv"][0]]
+        return [report for report in found if Path(report["argv"][0]).stem == module]
 
 
 def a_night(folder: Path, count: int = 6, *, tasks: Any = TASKS, **settings: Any) -> CardNight:

@@ -24,7 +24,9 @@ class Options:
     PRETEND_DRY         1: large tensors are followed (memory, launches, waits), not computed, so that
                         models of any size go
     PRETEND_LOG         a folder: every process leaves PID.json there, see ``report.py``
-    PRETEND_FAIL        "after=N,kind=lost|oom|cublas": the N-th launch from now fails
+    PRETEND_FAIL        "after=N,kind=lost|oom|cublas": the N-th launch from now fails.
+                        "kind=gone,mark=PATH": the card is lost, and processes that start later find none,
+                        as PATH is there then
     """
 
     cards: int
@@ -37,6 +39,7 @@ class Options:
     dry: bool
     log: str | None
     fail: tuple[int, str] | None
+    gone_mark: str | None
 
 
 def options_of(environment: Mapping[str, str] = os.environ) -> Options:
@@ -54,7 +57,14 @@ def options_of(environment: Mapping[str, str] = os.environ) -> Options:
         dry=environment.get("PRETEND_DRY", "0") == "1",
         log=environment.get("PRETEND_LOG") or None,
         fail=_failure(environment.get("PRETEND_FAIL", "")),
+        gone_mark=_said(environment.get("PRETEND_FAIL", "")).get("mark"),
     )
+
+
+def is_pretended(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether a process that starts with ``environment`` has cards."""
+    mark = _said(environment.get("PRETEND_FAIL", "")).get("mark")
+    return bool(environment.get(VARIABLE)) and not (mark and os.path.exists(mark))  # noqa: PTH110
 
 
 def bytes_of(text: str) -> int:
@@ -66,7 +76,9 @@ def bytes_of(text: str) -> int:
 
 
 def _failure(text: str) -> tuple[int, str] | None:
-    if not text:
-        return None
-    said = dict(part.split("=", 1) for part in text.split(","))
-    return int(said["after"]), said.get("kind", "lost")
+    said = _said(text)
+    return (int(said["after"]), said.get("kind", "lost")) if said else None
+
+
+def _said(text: str) -> dict[str, str]:
+    return dict(part.split("=", 1) for part in text.split(",")) if text else {}

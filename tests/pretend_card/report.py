@@ -15,6 +15,7 @@ from tests.pretend_card import attention_kernels
 from tests.pretend_card.extension import card
 
 folder: str | None = None  # where the file goes
+gone: tuple[int, str] | None = None  # after so many launches the card is gone, and this file says so
 
 
 def report() -> dict[str, Any]:
@@ -44,6 +45,8 @@ def write_at_exit() -> None:
 
 
 def _write() -> None:
+    if gone and card.counts().get("launches", 0) + 1 >= gone[0]:  # the one that failed is not counted
+        Path(gone[1]).touch()
     if folder:
         place = Path(folder)
         place.mkdir(parents=True, exist_ok=True)

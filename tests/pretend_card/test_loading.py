@@ -14,6 +14,7 @@ from tests.engine.small_models import save_llama
 from tests.pretend_card.nights import a_night
 
 
+@pytest.mark.full
 def test_a_model_for_the_processor_leaves_the_card_alone(tmp_path: Path) -> None:
     night = a_night(tmp_path, 2, model={"device_map": "cpu"})
     done = night.run()
@@ -32,7 +33,7 @@ def test_memory_that_runs_out_in_4_bits_is_called_that(tmp_path: Path, card: Any
 
     folder = save_llama(tmp_path / "model")
     card.fail_after(12, "oom")
-    with pytest.raises(OutOfMemory, match="memory ran out while the weights of .* were read"):
+    with pytest.raises(OutOfMemory, match=r"memory ran out while the weights of .* were read"):
         load_model(ModelConfig(id=str(folder), quantization="nf4"), "bfloat16", tmp_path / "offload")
     card.fail_after(0, "oom")
     loaded = load_model(ModelConfig(id=str(folder), quantization="nf4"), "bfloat16", tmp_path / "offload")

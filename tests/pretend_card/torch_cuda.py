@@ -46,6 +46,7 @@ def configure(options: Options) -> None:
     torch.cuda.device_count = lambda: options.cards
     torch._C._cuda_getDeviceCount = lambda: options.cards
     report.folder = options.log
+    report.gone = (options.fail[0], options.gone_mark) if options.fail and options.gone_mark else None
     capability[:] = options.capability
 
 

@@ -15,6 +15,8 @@ if os.environ.get("PRETEND_CARD"):
     sys.path.insert(0, _ROOT)
     try:
         from tests.pretend_card.importing import watch_imports
+        from tests.pretend_card.options import is_pretended
     finally:
         sys.path.remove(_ROOT)
-    watch_imports()
+    if is_pretended():
+        watch_imports()
