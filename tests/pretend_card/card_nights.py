@@ -35,7 +35,11 @@ class CardNight(ANight):
 
     @property
     def workers(self) -> list[dict[str, Any]]:
-        return [each for each in self.processes if "worker_main" in each["argv"][0]]
+        return self.that_ran("worker_main")
+
+    def that_ran(self, module: str) -> list[dict[str, Any]]:
+        """Of the processes, those that were started as ``module``."""
+        return [each for each in self.processes if Path(each["argv"][0]).stem == module]
 
     @property
     def races(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Cards that fail or vanish in the middle of a night, and what a night holds of them: the runner nothing."""
+"""Cards that fail or vanish in the middle of a night: it stops, names them, and blames no document."""
 
 from __future__ import annotations
 
@@ -8,8 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.nights import TASKS
-from tests.pretend_card.nights import CardNight, a_night
+from tests.engine.small_models import save_llama
+from tests.nights import TASKS, documents
+from tests.pretend_card.card_nights import CardNight
+
+
+def a_night(folder: Path, fail: str) -> CardNight:
+    model = {"id": str(save_llama(folder / "model", max_position_embeddings=2048)), "quantization": "none"}
+    options = {"PRETEND_CARD": "8GiB", "PRETEND_FAIL": fail}
+    return CardNight(folder, documents(4, longest=6), TASKS[1:], extra={"model": model}, options=options)
 
 
 def states(night: CardNight) -> dict[str, int]:
@@ -17,23 +24,12 @@ def states(night: CardNight) -> dict[str, int]:
         return dict(connection.execute("SELECT state || crashes, count(*) FROM work GROUP BY 1").fetchall())
 
 
-def test_only_the_worker_has_a_context(tmp_path: Path) -> None:
-    night = a_night(tmp_path, 2, tasks=TASKS[1:])
-    done = night.run()
-    assert done.returncode == 0, done.stdout + done.stderr
-    (runner,) = night.processes("main")
-    (worker,) = night.processes("worker_main")
-    assert worker["initialized"]
-    assert worker["counts"]["launches"] > 0
-    assert not runner["initialized"]
-
-
 @pytest.mark.parametrize(
     "launches",
     [pytest.param(40, id="while it loads", marks=pytest.mark.full), pytest.param(4000, id="at work")],
 )
 def test_a_lost_card_stops_the_night_and_blames_nobody(tmp_path: Path, launches: int) -> None:
-    night = a_night(tmp_path, 4, tasks=TASKS[1:], pretend={"FAIL": f"after={launches},kind=lost"})
+    night = a_night(tmp_path, f"after={launches},kind=lost")
     done = night.run()
     assert done.returncode == 75, done.stdout + done.stderr
     said = " ".join((done.stdout + done.stderr).split())
@@ -43,8 +39,7 @@ def test_a_lost_card_stops_the_night_and_blames_nobody(tmp_path: Path, launches:
 
 @pytest.mark.full
 def test_a_vanished_card_is_not_replaced_by_the_processor(tmp_path: Path) -> None:
-    gone = tmp_path / "gone"
-    night = a_night(tmp_path, 4, tasks=TASKS[1:], pretend={"FAIL": f"after=4000,kind=gone,mark={gone}"})
+    night = a_night(tmp_path, f"after=4000,kind=gone,mark={tmp_path / 'gone'}")
     done = night.run()
     assert done.returncode == 75, done.stdout + done.stderr
     said = " ".join((done.stdout + done.stderr).split())
