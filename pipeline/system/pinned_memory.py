@@ -15,9 +15,11 @@ import mmap
 import threading
 import weakref
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+_ALIGNED = 64  # bytes: of every kind of number
 _LOOSE = 4  # a block may be larger than what is asked for by one of so many parts
 
 
@@ -143,3 +145,22 @@ class PinnedMemory:
 
 pinned_memory = PinnedMemory()
 """Of this process; empty where there is no card."""
+
+
+def sent(tensors: Sequence[Any], device: Any) -> list[Any]:
+    """Contiguous ``tensors`` of host memory on the card ``device``, in one copy in its current stream that
+    nobody waits for.
+    """
+    import torch
+
+    sizes = [-(-tensor.nbytes // _ALIGNED) * _ALIGNED for tensor in tensors]
+    block, begins = pinned_memory.take(sum(sizes)), [sum(sizes[:place]) for place in range(len(sizes))]
+    for tensor, begin in zip(tensors, begins, strict=True):
+        block.bytes[begin : begin + tensor.nbytes].view(tensor.dtype).copy_(tensor.view(-1))
+    near = block.bytes.to(device, non_blocking=True)
+    stream = torch.cuda.current_stream(device)
+    block.copied(stream.record_event(), stream)
+    return [
+        near[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+        for tensor, begin in zip(tensors, begins, strict=True)
+    ]

@@ -11,6 +11,7 @@ import torch
 from pipeline.engine.streaming.buffer_pool import load
 from pipeline.engine.streaming.weight_file import Block, BlockFiles
 from pipeline.stores.kv.formats import as_bytes
+from pipeline.system.pinned_memory import sent
 
 
 class RowTable:
@@ -70,10 +71,12 @@ def _gathering(
 
     def forward(ids: torch.Tensor) -> torch.Tensor:
         distinct, places = torch.unique(ids.cpu(), return_inverse=True)
-        empty = parameters["weight"]
-        parameters["weight"] = table.rows(distinct).to(device)  # type: ignore[assignment]
+        empty, rows = parameters["weight"], table.rows(distinct)
+        if device.type == "cuda":
+            rows, places = sent((rows, places), device)
+        parameters["weight"] = rows  # type: ignore[assignment]
         try:
-            return own(places.to(device))
+            return own(places)
         finally:
             parameters["weight"] = empty
 

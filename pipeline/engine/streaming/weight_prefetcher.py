@@ -1,24 +1,26 @@
 """The weights of a streamed model while it runs: one unit at a time is in its modules, the next is on its
 way.
 
-One thread reads. On a graphics card it reads into pinned memory and copies on a stream of its own; the
-computing stream waits for the copy's event, not for the thread. Storage is used again and again: nothing is
-allocated in the middle of a sweep.
+One thread reads. Beside a graphics card it reads into pinned memory and copies a unit as a whole, on a stream
+of its own, into one of two buffers there; the computing stream waits for the copy's event, the host for none.
+What describes how weights are quantized is read from the host's memory, once. Storage is used again and
+again: nothing is allocated in the middle of a sweep.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from pipeline.engine.model.library_logging import import_bitsandbytes
 from pipeline.engine.model.nf4 import dequantize, statistics
-from pipeline.engine.streaming.buffer_pool import Buffer, BufferPool, load
+from pipeline.engine.streaming.buffer_pool import Buffer, BufferPool, filled, load
+from pipeline.engine.streaming.card_slabs import CardSlabs
 from pipeline.engine.streaming.embedding_rows import place_tables
 from pipeline.engine.streaming.meta_model import MetaModel
 from pipeline.engine.streaming.prepared_weights import Prepared
@@ -26,9 +28,11 @@ from pipeline.engine.streaming.tiers import Tiers, Unit, head_blocks
 from pipeline.engine.streaming.weight_file import Block, BlockFiles, DamagedWeights
 from pipeline.errors import ConfigError
 
+_T = TypeVar("_T")
 _Tensors = list[torch.Tensor]
-# A buffer to give back if there is one, tensors on the device, and the event after which they are there.
+# A buffer in host memory, tensors on the device, and the event after which they are there.
 _Arrival = tuple[Buffer | None, _Tensors, Any]
+_NOTHING: _Arrival = (None, [], None)
 
 
 class WeightPrefetcher:
@@ -50,15 +54,16 @@ class WeightPrefetcher:
         self._head_piece = torch.empty(0)  # of the part of the head that was opened last
         self._open: int | None = None
         self._last: int | None = None
-        self._buffer: tuple[Buffer | None, Any] = None, None
+        self._buffer: Buffer | None = None  # of the unit that is open, to be given back
+        self._states: dict[str, Any] = {}
+        self._in_ram: dict[int, Buffer] = {}
         self._after = {index: (index + 1) % len(self._units) for index in range(len(self._units))}
         self._reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
-        # the library's constructor has no types
-        self._side = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        from_disk = [
-            unit.blocks for unit, tier in zip(self._units, tiers.tiers, strict=True) if tier == "disk"
-        ]
-        self._pool = BufferPool(from_disk, pinned=self._side is not None)
+        placed = list(zip(self._units, tiers.tiers, strict=True))
+        from_disk = [unit.blocks for unit, tier in placed if tier == "disk"]
+        passing = [unit.blocks for unit, tier in placed if tier != "device"]
+        self._card = CardSlabs(passing, device) if device.type == "cuda" else None
+        self._pool = BufferPool(from_disk, pinned=self._card is not None)
         weakref.finalize(self, self._reader.shutdown, wait=False)
         with torch.inference_mode(mode=False), torch.no_grad():
             self._place_small(meta_model)
@@ -136,8 +141,8 @@ class WeightPrefetcher:
             if state is not None and hasattr(state, "SCB"):
                 state.CB = state.SCB = None
         self._empty.clear()
-        self._give_back(*self._buffer)
-        self._buffer, self._open = (None, None), None
+        self._give_back(self._buffer)
+        self._buffer = self._open = None
 
     def _take(self, index: int) -> _Tensors:
         """The unit's tensors on the device."""
@@ -148,16 +153,13 @@ class WeightPrefetcher:
 
     def _arrived(self, index: int) -> _Tensors:
         try:
-            slab, near, event = self._fetched(index)
+            buffer, near, arrived = self._fetched(index)
         except DamagedWeights as damage:
             self._rebuild(damage)
-            slab, near, event = self._fetched(index)
-        if event is not None:
-            stream = torch.cuda.current_stream(self.device)
-            stream.wait_event(event)
-            for tensor in near:
-                tensor.record_stream(stream)
-        self._buffer = (slab, event)
+            buffer, near, arrived = self._fetched(index)
+        if self._card is not None:
+            self._card.take(arrived)
+        self._buffer = buffer
         return near
 
     def _fetched(self, index: int) -> _Arrival:
@@ -173,6 +175,8 @@ class WeightPrefetcher:
                 fresh = tuple(blocks[block.name] for block in unit.blocks)
                 self._units[index] = Unit(unit.module, fresh, unit.plain_bytes, unit.head)
                 self._pending.pop(index, None)
+                for block in fresh:
+                    self._states.pop(block.name, None)
 
     # ── on the way ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -190,45 +194,41 @@ class WeightPrefetcher:
 
     def _start(self, index: int) -> None:
         for other in [other for other in self._pending if other != index]:
-            slab, _, event = self._settled(other)
-            self._give_back(slab, event)  # it was expected next and was not
-        self._pending[index] = self._reader.submit(self._fetch, index)
+            self._give_back(self._settled(other)[0])  # it was expected next and was not
+        free = self._card.launched() if self._card is not None else None
+        self._pending[index] = self._reader.submit(self._fetch, index, free)
 
     def _settled(self, index: int) -> _Arrival:
         try:
             return self._pending.pop(index).result()
         except Exception:  # noqa: BLE001  # nobody needs it; whoever does reads it again
-            return None, [], None
+            return _NOTHING
 
-    def _fetch(self, index: int) -> _Arrival:
-        """In the reader's thread."""
-        unit = self._units[index]
-        slab = None if self.tiers.tiers[index] == "ram" else self._pool.take()
+    def _fetch(self, index: int, free: Any) -> _Arrival:
+        """In the reader's thread; ``free``: see ``CardSlabs``."""
+        blocks = self._units[index].blocks
+        if index in self._in_ram:
+            buffer = self._in_ram[index]
+        elif index in self._kept:
+            return None, self._kept[index], None
+        else:
+            buffer = self._pool.take()
         try:
-            if slab is None:
-                host = self._kept[index]
-            else:
-                self.files.read(unit.blocks, slab.landing(unit.blocks))
-                host = slab.tensors(unit.blocks)
-            if self._side is None:
-                return slab, host, None
-            with torch.cuda.stream(self._side):
-                near = [tensor.to(self.device, non_blocking=True) for tensor in host]
-                event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # as above
-                event.record(self._side)
+            if index not in self._in_ram:
+                self.files.read(blocks, buffer.landing(blocks))
+            if self._card is None:
+                return buffer, buffer.tensors(blocks), None
+            return buffer, *self._card.bring(blocks, buffer, free)
         except BaseException:
-            if self._side is not None:
-                self._side.synchronize()  # some of it may be on its way
-            if slab is not None:
-                self._pool.give_back(slab)
+            if self._card is not None:
+                self._card.settle()  # some of it may be on its way
+            if index not in self._in_ram:
+                self._pool.give_back(buffer)
             raise
-        return slab, near, event
 
-    def _give_back(self, slab: Buffer | None, event: Any) -> None:
-        if event is not None:
-            event.synchronize()
-        if slab is not None:
-            self._pool.give_back(slab)
+    def _give_back(self, buffer: Buffer | None) -> None:
+        if buffer is not None and buffer not in self._in_ram.values():
+            self._pool.give_back(buffer)
 
     # ── what stays ──────────────────────────────────────────────────────────────────────────────────────────
 
@@ -254,17 +254,24 @@ class WeightPrefetcher:
                 for block in blocks:
                     self._loaded([block])
 
-    def _loaded(self, blocks: Sequence[Block], *, pinned: bool = False) -> _Tensors:
+    def _loaded(self, blocks: Sequence[Block]) -> _Tensors:
+        return self._sound(lambda: load(self.files, blocks))
+
+    def _sound(self, read: Callable[[], _T]) -> _T:
+        """What ``read`` reads; a file that is damaged is made again first."""
         try:
-            return load(self.files, blocks, pinned=pinned)
+            return read()
         except DamagedWeights as damage:
             self.files.close(damage.file)
             self._prepared.rebuild(damage.file)
-            return load(self.files, blocks, pinned=pinned)
+            return read()
 
     def _keep(self, index: int, tier: str) -> None:
-        unit = self._units[index]
-        host = self._loaded(unit.blocks, pinned=self._side is not None and tier == "ram")
+        blocks = self._units[index].blocks
+        if tier == "ram" and self._card is not None:
+            self._in_ram[index] = self._sound(lambda: filled(self.files, blocks, pinned=True))
+            return
+        host = self._loaded(blocks)
         self._kept[index] = [tensor.to(self.device) for tensor in host] if tier == "device" else host
 
     # ── into the modules ────────────────────────────────────────────────────────────────────────────────────
@@ -282,7 +289,7 @@ class WeightPrefetcher:
                 shape, dtype = module._parameters[last].shape, module._parameters[last].dtype  # noqa: SLF001
                 out = self._plain_storage(shape, dtype, places[shape, dtype])
                 places[shape, dtype] += 1
-                dequantize(tensor, statistics(tensors, name, self.device), out)
+                dequantize(tensor, self._statistics(unit, tensors, name), out)
                 self._set(module, last, out)
                 plain = True
             elif f"{name}.SCB" in tensors:
@@ -291,6 +298,22 @@ class WeightPrefetcher:
                 self._set(module, last, tensor)
         if plain:
             self.dequantized[unit.module] += 1
+
+    def _statistics(self, unit: Unit, tensors: dict[str, torch.Tensor], name: str) -> Any:
+        """The quantization state of a weight. Beside a card it is read in host memory, where it stays, and
+        only the scales are looked up on the card.
+        """
+        if self._card is None:
+            return statistics(tensors, name, self.device)
+        if name not in self._states:
+            host = self._buffer.tensors(unit.blocks) if self._buffer is not None else tensors.values()
+            described = {block.name: tensor for block, tensor in zip(unit.blocks, host, strict=True)}
+            self._states[name] = statistics(described, name, self.device)
+        state = self._states[name]
+        state.absmax = tensors[f"{name}.absmax"]
+        if state.nested:
+            state.state2.absmax = tensors[f"{name}.nested_absmax"]
+        return state
 
     def _owner(self, path: str) -> Any:
         try:

@@ -1,0 +1,90 @@
+"""Weights that pass through a card: one copy a unit, beside what computes, into memory that is there; nobody
+waits on the host.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.engine.model.identity import weights_identity
+from pipeline.engine.model.loading import load_model
+from pipeline.engine.model.location import locate
+from pipeline.engine.streaming.load import StreamedModel, open_streamed
+from tests.engine.small_models import save_llama
+from tests.engine.streaming.opened import configured
+
+_SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 6, "vocab_size": 512}
+_IDS = [[5, 6, 7, 8]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_llama(tmp_path_factory.mktemp("model"), **_SIZES)
+
+
+def streamed(folder: Path, quantization: str, device_bytes: int, ram_bytes: int) -> StreamedModel:
+    config = configured(folder, quantization)
+    memory = {0: device_bytes, "cpu": ram_bytes}
+    config = config.model_copy(update={"model": config.model.model_copy(update={"max_memory": memory})})
+    location = locate(config.model)
+    return open_streamed(
+        config, location, "float32", weights_identity(config.model, location), lambda _: None, "for a test"
+    )
+
+
+@pytest.mark.parametrize("ram_bytes", [0, 10**9], ids=["disk", "ram"])
+@pytest.mark.parametrize(("quantization", "device_bytes"), [("nf4", 4 * 2**20), ("none", 10 * 2**20)])
+def test_a_unit_is_one_copy_and_nobody_waits(
+    quantization: str,
+    device_bytes: int,
+    ram_bytes: int,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    card: Any,
+) -> None:
+    monkeypatch.setenv("OVERNIGHT_CACHE", str(tmp_path))
+    resident = load_model(configured(folder, quantization).model, "float32", tmp_path / "offload").model
+    loaded = streamed(folder, quantization, device_bytes, ram_bytes)
+    weights = loaded.hooks.weights
+    passing = [
+        unit
+        for unit, tier in zip(weights.tiers.units, weights.tiers.tiers, strict=True)
+        if tier == ("ram" if ram_bytes else "disk")
+    ]
+    assert len(passing) >= 3, weights.tiers.describe("cuda")
+    ids = torch.tensor(_IDS, device="cuda")
+    with torch.inference_mode():
+        expected = resident(ids, use_cache=False).logits
+        for _ in range(2):  # the first sweep reads how weights are quantized
+            found = loaded.model(ids, use_cache=False).logits
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+        weights.settle()
+        plain = counted(card, lambda: resident(ids, use_cache=False))
+        card.reset_peak(0)
+        held = card.memory(0)["allocated"]
+        found = counted(card, lambda: (loaded.model(ids, use_cache=False), weights.settle()))
+        activations = 2**20
+        assert card.memory(0)["peak_allocated"] - held <= activations
+    assert found["pinned copies to the card"] == len(passing) + 1  # and rows of the embeddings
+    swept = sum(unit.bytes for unit in passing)
+    rows = ids.numel() * _SIZES["hidden_size"] * 4
+    gaps = 64 * sum(len(unit.blocks) for unit in passing)
+    assert swept <= found["bytes to the card"] <= swept + gaps + rows + 2**10
+    waits = {name: count for name, count in found.items() if name.startswith("host waits")}
+    # which rows of the embeddings
+    assert waits.get("host waits", 0) <= plain.get("host waits", 0) + 1
+    loaded.hooks.weights.close()
+
+
+def counted(card: Any, work: Any) -> dict[str, int]:
+    """What ``work`` counts."""
+    torch.cuda.synchronize()
+    before = card.counts()
+    work()
+    after = card.counts()
+    return {name: after[name] - before.get(name, 0) for name in after if after[name] != before.get(name, 0)}
