@@ -9,7 +9,7 @@ import torch
 
 from tests.pretend_card import attention_kernels, host_kernels, report, streams
 from tests.pretend_card.extension import card, index_of
-from tests.pretend_card.options import Options, options_of
+from tests.pretend_card.options import Options, is_pretended, options_of
 
 MULTIPROCESSORS = 24  # of an RTX 4060
 _begun: list[
@@ -43,8 +43,9 @@ def configure(options: Options) -> None:
     if options.fail:
         card.fail_after(*options.fail)
     torch.cuda.default_generators = (torch.default_generator,) * options.cards
-    torch.cuda.device_count = lambda: options.cards
-    torch._C._cuda_getDeviceCount = lambda: options.cards
+    visible = options.cards if is_pretended() else 0  # a card may be gone since
+    torch.cuda.device_count = lambda: visible
+    torch._C._cuda_getDeviceCount = lambda: visible
     report.folder = options.log
     report.gone = (options.fail[0], options.gone_mark) if options.fail and options.gone_mark else None
     capability[:] = options.capability
@@ -58,7 +59,7 @@ def _say_that_cuda_is_there() -> None:
     torch.version.cuda = "12.8"
     torch.backends.cuda.is_built = lambda: True
     cuda._is_compiled = lambda: True
-    cuda.is_available = lambda: True
+    cuda.is_available = lambda: cuda.device_count() > 0
     cuda._lazy_init = cuda.init = lambda: None if _begun else _begun.append(True)
     cuda.is_initialized = lambda: bool(_begun)
     cuda.get_arch_list = lambda: ["sm_80", "sm_86", "sm_89", "sm_90"]
