@@ -89,9 +89,12 @@ def _no_card() -> None:
 
 
 def _begin(device: Any) -> None:
+    import torch
+
     from tests.pretend_card.torch_cuda import configure
 
     configure(options_of())
+    torch.cuda.init()  # so that no test depends on who has been here before
     device.set_device(0)
     device.empty_cache()
     for index in range(options_of().cards):
