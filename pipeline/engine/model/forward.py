@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from pipeline.engine.kv.cache import AnyCache, needs_equal_lengths
+from pipeline.engine.transfers import carried
 
 _CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")
 # Families without position ids that place tokens by the attention mask (ALiBi): padding on the left is fine
@@ -125,7 +126,7 @@ def left_padded(
     ids = torch.tensor([[pad_id] * (longest - len(row)) + list(row) for row in rows], dtype=torch.long)
     mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], dtype=torch.long)
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    return ids.to(device), mask.to(device), positions.to(device)
+    return carried(ids, device), carried(mask, device), carried(positions, device)
 
 
 def right_padded(
@@ -135,7 +136,7 @@ def right_padded(
     longest = max(len(row) for row in rows)
     ids = torch.tensor([list(row) + [pad_id] * (longest - len(row)) for row in rows], dtype=torch.long)
     mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows], dtype=torch.long)
-    return ids.to(device), mask.to(device)
+    return carried(ids, device), carried(mask, device)
 
 
 def synchronize() -> None:

@@ -11,9 +11,9 @@ import torch
 
 from pipeline.engine.packed.answers import LabelAnswer, Running, TextAnswer
 from pipeline.engine.packed.model_runner import Feed
-from pipeline.engine.packed.transfers import Arrival, sent
-from pipeline.engine.sampling.sampler import chosen
-from pipeline.records import Sampling
+from pipeline.engine.sampling.choice import choose
+from pipeline.engine.sampling.sampler import TokenSampler
+from pipeline.engine.transfers import Arrival, sent
 
 _ROWS_AT_ONCE = 512  # of logits that are normalized: what that takes beside them is bounded
 
@@ -58,8 +58,7 @@ class PassResults:
         self.only_text = all(isinstance(one.answer, TextAnswer) and not one.reading for one, _ in feeds)
         """Whether all that it does is to decode."""
         self._parts = list(_parts(feeds))
-        best, greedy = logits.max(dim=-1)
-        self.chosen = self._chosen(logits, greedy)
+        best, self.chosen = choose(logits, self._samplers())
         """Token ids (wanted,), on the device."""
         if states is not None and states.shape[1] != len(logits):
             states = None
@@ -108,20 +107,12 @@ class PassResults:
             )
             begin = end
 
-    def _chosen(self, logits: torch.Tensor, greedy: torch.Tensor) -> torch.Tensor:
-        """The likeliest token of each row, of rows that are sampled the drawn one."""
-        groups: dict[Sampling, tuple[list[int], list[float]]] = {}
+    def _samplers(self) -> Iterator[tuple[int, TokenSampler]]:
+        """(row of the logits, sampler) of the texts that are sampled."""
         for part in self._parts:
             answer = part.running.answer
             if isinstance(answer, TextAnswer) and answer.sampler is not None:
-                rows, draws = groups.setdefault(answer.sampler.manner, ([], []))
-                rows.append(part.begin)
-                draws.append(answer.sampler.draw())
-        for manner, (rows, draws) in groups.items():
-            places = sent(rows, torch.long, logits.device)
-            drawn = sent(draws, torch.float64, logits.device)
-            greedy = greedy.index_copy(0, places, chosen(logits.index_select(0, places), drawn, manner))
-        return greedy
+                yield part.begin, answer.sampler
 
     def _targets(self, logits: torch.Tensor) -> torch.Tensor:
         """Log-probabilities (targets,) of what labels go on with, of all sequences that are scored."""

@@ -18,8 +18,10 @@ import torch
 from pipeline.engine.batching import chunk_columns, prefill_groups
 from pipeline.engine.kv.cache import AnyCache, can_join, join_rows, make_cache, select_rows
 from pipeline.engine.model.forward import Forward, left_padded
+from pipeline.engine.sampling.choice import choose
 from pipeline.engine.sampling.repetition import RepetitionDetector
 from pipeline.engine.sampling.sampler import TokenSampler, sampler_for
+from pipeline.engine.transfers import Arrival, sent
 from pipeline.records import Decode, FinishReason, KvPlacement
 
 NON_FINITE = (
@@ -156,7 +158,7 @@ def decode(
 
 def _advance(forward: Forward, rows: Rows, tokens: Sequence[int]) -> Rows:
     """One more column: ``tokens`` (one a row) go in, the next logits come out."""
-    ids = torch.tensor(tokens, dtype=torch.long, device=rows.mask.device)[:, None]
+    ids = sent(tokens, torch.long, rows.mask.device)[:, None]
     mask = torch.cat([rows.mask, rows.mask.new_ones(len(rows), 1)], dim=1)
     logits = forward(ids, mask, rows.positions[:, None], rows.cache)
     return replace(rows, mask=mask, positions=rows.positions + 1, logits=logits[:, -1].float())
@@ -166,15 +168,21 @@ def _next_tokens(logits: torch.Tensor, outputs: Sequence[Output]) -> list[int | 
     """Let every output take its next token from ``logits`` (rows, vocabulary); None for rows that have
     ended.
     """
-    # the maximum is NaN or infinite when any logit is NaN or +inf, or all are -inf
-    best, greedy = logits.max(dim=-1)
-    finite, choices = best.isfinite().tolist(), greedy.tolist()
+    samplers = [
+        (row, output.sampler)
+        for row, output in enumerate(outputs)
+        if output.sampler is not None and not output.ended
+    ]
+    best, chosen = choose(logits, samplers)
+    words = Arrival(torch.cat([best.view(torch.int32), chosen.int()])).wait()  # one transfer
+    finite = words[: len(outputs)].view(torch.float32).isfinite().tolist()
+    choices = words[len(outputs) :].tolist()
     tokens: list[int | None] = []
     for row, output in enumerate(outputs):
         if not output.ended and not finite[row]:
             output.fail(NON_FINITE)
         elif not output.ended:
-            output.push(choices[row] if output.sampler is None else output.sampler.choose(logits[row]))
+            output.push(choices[row])
         tokens.append(None if output.ended else output.reply.token_ids[-1])
     return tokens
 

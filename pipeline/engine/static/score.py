@@ -19,6 +19,7 @@ from pipeline.engine.batching import prefill_groups
 from pipeline.engine.model.forward import Forward, right_padded
 from pipeline.engine.sampling.hidden_state import packed, watched
 from pipeline.engine.static.generate import NON_FINITE, PassLimits, Rows, prefill, selected
+from pipeline.engine.transfers import sent
 from pipeline.records import Score
 
 Scores = tuple[float, ...]
@@ -74,12 +75,13 @@ def score_rows(forward: Forward, rows: Rows, asks: Sequence[Score], settings: Pa
 
 
 def _first_tokens(logits: torch.Tensor, asks: Sequence[Score]) -> list[list[float]]:
-    totals = []
+    found = []
     for row_logits, ask in zip(logits, asks, strict=True):
         log_probabilities = torch.log_softmax(row_logits, dim=-1)
-        first = torch.tensor([continuation[0] for continuation in ask.continuations], device=logits.device)
-        totals.append(log_probabilities[first].tolist())
-    return totals
+        tokens = [continuation[0] for continuation in ask.continuations]
+        found.append(log_probabilities[sent(tokens, torch.long, logits.device)])
+    values = iter(torch.cat(found).tolist())  # read once
+    return [[next(values) for _ in ask.continuations] for ask in asks]
 
 
 def _tail_groups(tails: Sequence[_Tail], columns: int, settings: PassLimits) -> list[list[_Tail]]:
@@ -106,15 +108,13 @@ def _tail_scores(forward: Forward, rows: Rows, group: Sequence[_Tail], settings:
     longest = len(group[0][2]) - 1
     copies = selected(rows, [row for row, _, _ in group], rows.columns + longest)
     ids, fed = right_padded([tokens[:-1] for _, _, tokens in group], settings.pad_id, rows.mask.device)
-    targets, counted = right_padded([tokens[1:] for _, _, tokens in group], 0, rows.mask.device)
+    targets, _ = right_padded([tokens[1:] for _, _, tokens in group], 0, rows.mask.device)
     positions = copies.positions[:, None] + torch.arange(longest, device=ids.device)[None, :]
     logits = forward(ids, torch.cat([copies.mask, fed], dim=1), positions, copies.cache, keep=longest)
     values = []
-    for row_logits, row_targets, row_counted in zip(
-        logits, targets.to(logits.device), counted.tolist(), strict=True
-    ):
+    for row_logits, row_targets, (_, _, tokens) in zip(logits, targets.to(logits.device), group, strict=True):
         # one row at a time: in float32 the vocabulary makes this the largest tensor of all
-        count = sum(row_counted)
+        count = len(tokens) - 1
         chosen = torch.log_softmax(row_logits[:count].float(), dim=-1).gather(1, row_targets[:count, None])
-        values.append(float(chosen.sum()))
-    return values
+        values.append(chosen.sum())
+    return list(torch.stack(values).tolist())  # read once

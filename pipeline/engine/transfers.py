@@ -10,9 +10,12 @@ import torch
 
 def sent(values: Sequence[Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """``values`` on ``device``; on a card they may still be on their way, which its stream knows."""
-    if device.type != "cuda":
-        return torch.tensor(values, dtype=dtype, device=device)
-    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+    return carried(torch.tensor(values, dtype=dtype), device)
+
+
+def carried(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A tensor of the host on ``device``, as ``sent``."""
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
 
 
 class Arrival:
