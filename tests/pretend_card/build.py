@@ -21,17 +21,22 @@ NATIVE = Path(__file__).parent / "native"
 KEPT = Path(__file__).parents[2] / ".tests-cache" / "pretend_card"
 MODULE = "pretend_card_native"
 NO_COMPILER = "the pretended card is compiled by g++, and there is none"
+NO_HEADERS = "the pretended card is compiled with Python's headers, and they are not installed"
 _FLAGS = ("-O1", "-std=c++20", "-fPIC", "-shared", "-w", f"-DTORCH_EXTENSION_NAME={MODULE}")
 
 
 class CannotBuild(RuntimeError):
-    """There is no compiler, or it does not like the sources; the message is what it said."""
+    """The compiler does not like the sources; the message is what it said."""
+
+
+class NoCompiler(CannotBuild):
+    """What a compiler needs is not here."""
 
 
 def built() -> Path:
     """The shared library; compiled, a minute, unless it has been. Several processes may ask at once.
 
-    Raises CannotBuild.
+    Raises NoCompiler, or CannotBuild.
     """
     library = KEPT / _digest() / f"{MODULE}.so"
     if library.exists():
@@ -69,7 +74,9 @@ def _torch_folder() -> Path:
 def _compile(library: Path) -> None:
     program = compiler()
     if program is None:
-        raise CannotBuild(NO_COMPILER)
+        raise NoCompiler(NO_COMPILER)
+    if not Path(sysconfig.get_paths()["include"], "Python.h").exists():
+        raise NoCompiler(NO_HEADERS)
     made = library.with_suffix(f".{os.getpid()}")
     done = subprocess.run(
         [program, *_arguments(), "-o", str(made)], capture_output=True, text=True, check=False

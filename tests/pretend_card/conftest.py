@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
-from tests.pretend_card.build import CannotBuild
+from tests.pretend_card.build import CannotBuild, NoCompiler
 from tests.pretend_card.card_process import CardProcess, Ended
 from tests.pretend_card.options import VARIABLE, options_of
 
@@ -45,12 +45,12 @@ def _on_card(item: pytest.Item) -> bool:
 
 
 @cache
-def _why_there_is_none() -> str:
+def _why_there_is_none() -> CannotBuild | None:
     try:
         _processes.append(CardProcess())
     except CannotBuild as error:
-        return str(error)
-    return ""
+        return error
+    return None
 
 
 def _reports(item: pytest.Item, following: pytest.Item | None) -> list[Any]:
@@ -74,6 +74,8 @@ def card() -> Iterator[Any]:
     """The device, with nothing counted yet; a test that leaves a race behind has failed."""
     if VARIABLE not in os.environ:
         _no_card()
+    import torch  # noqa: F401  # the device comes with it
+
     from tests.pretend_card.extension import card as device
 
     _begin(device)
@@ -82,10 +84,12 @@ def card() -> Iterator[Any]:
     assert device.races() == []
 
 
-def _no_card() -> None:
-    if REQUIRED in os.environ:
-        pytest.fail(_why_there_is_none())
-    pytest.skip(_why_there_is_none())
+def _no_card() -> NoReturn:
+    """Skip where there is no compiler; fail where there has to be one, or where it refused the sources."""
+    why = _why_there_is_none()
+    if REQUIRED in os.environ or not isinstance(why, NoCompiler):
+        pytest.fail(str(why))
+    pytest.skip(str(why))
 
 
 def _begin(device: Any) -> None:

@@ -10,6 +10,9 @@ import importlib.util
 import sys
 from typing import Any
 
+if "torch" not in sys.modules:
+    raise ImportError("import torch first: the device comes with it")
+
 import torch
 
 from tests.pretend_card.build import MODULE, built
