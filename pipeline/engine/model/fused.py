@@ -19,9 +19,10 @@ def fuse(model: Any) -> str:
     """Put them in place, and say which are, for the report. Weights must be loaded; those that a hook brings
     stay as they are.
     """
-    if input_device(model).type != "cuda":
+    device = input_device(model)
+    if device.type != "cuda":
         return "none"
     parts = [f"{count} norms"] if (count := fuse_norms(model)) else []
-    if fuse_rotary(model):
+    if fuse_rotary(model, device):
         parts.append("rotary embedding")
     return ", ".join(parts) or "none"

@@ -36,7 +36,7 @@ def fuse_norms(model: torch.nn.Module) -> int:
             for norm in _forms(module):
                 candidates.append(_Candidate(parent, name, norm))
                 agree.append(_agreement(module, norm))
-    found = torch.stack(agree).tolist() if agree else []  # read once
+    found = [bool(each) for each in agree]  # parts of a model may be on several cards
     replaced = {
         (id(candidate.parent), candidate.name): candidate
         for candidate, agrees in zip(candidates, found, strict=True)

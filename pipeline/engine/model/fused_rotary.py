@@ -22,14 +22,13 @@ _ROUNDINGS = 8
 _Rotated = tuple[torch.Tensor, torch.Tensor]
 
 
-def fuse_rotary(model: torch.nn.Module) -> bool:
+def fuse_rotary(model: torch.nn.Module, device: torch.device) -> bool:
     """Let ``model``'s family rotate in few launches on cards, where that gives what its own function gives;
     whether it does.
 
     The function belongs to the family's module, so every model of it in this process is served; tensors that
     are not on a card take the library's way, as ever.
     """
-    device = next(model.parameters()).device
     modules = {sys.modules[type(module).__module__] for module in model.modules()}
     fused = False
     for module in modules:
