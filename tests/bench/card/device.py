@@ -32,12 +32,6 @@ class Device:
         """Of the card."""
         return int(self._card.memory(0)["total"])
 
-    @property
-    def free_bytes(self) -> int:
-        """What a process that has no context yet would be told."""
-        found = self._card.memory(0)
-        return int(found["total"])
-
     def begin(self) -> None:
         """Peaks and failures count from now on."""
         self._card.reset_peak(0)
@@ -58,6 +52,6 @@ class Device:
         """First lines of what was found unordered."""
         return [str(race).splitlines()[0] for race in self._card.races()]
 
-    def run_out_of_memory_soon(self, launches: int = 500) -> None:
+    def run_out_of_memory_soon(self, launches: int) -> None:
         """The allocation behind so many launches more fails once."""
         self._card.fail_after(launches, "oom")

@@ -68,14 +68,18 @@ CONFIGS: Mapping[str, Callable[[], Any]] = {
 
 def hollow(name: str, root: Path) -> Path:
     """The folder of a model under ``root``, made once: config.json, a small tokenizer, and a file of weights
-    in bfloat16 that takes no room on the disk and reads as nought.
+    in bfloat16 that takes no room on the disk and reads as nought. ``qwen3-4b/2`` has two layers of it.
     """
-    folder = root / name
+    known, _, layers = name.partition("/")
+    folder = root / name.replace("/", "-")
     weights = folder / "model.safetensors"
     if weights.exists():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
-    config = CONFIGS[name]()
+    config = CONFIGS[known]()
+    if layers:
+        config.num_hidden_layers = int(layers)
+        config.layer_types = (getattr(config, "layer_types", None) or [])[: int(layers)] or None
     config.dtype = "bfloat16"
     config.save_pretrained(folder)
     wrapped(byte_level()).save_pretrained(folder)

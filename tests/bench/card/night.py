@@ -16,13 +16,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipeline.config import parse_config
+from pipeline.engine.registry import open_backend
+from pipeline.engine.select import select_engine
+from pipeline.errors import ConfigError, DoesNotFit
+from pipeline.planner.workload import Asked, Question, TaskLoad
+from pipeline.prepare.prepare import ground_of, resolve
+from pipeline.system.hardware_spec import described
 from tests.bench.card.device import Device
 from tests.bench.card.models import hollow
+from tests.bench.card.requests import let_all_rows_in, texts
 from tests.bench.card.weightless import without_bytes
 
+# The longest prompt fills the context; of 1,000-token documents 200 tokens are written.
 CONTEXT_TOKENS, DOCUMENT_TOKENS, NEW_TOKENS = 8192, 1000, 200
 RAM_BYTES, DISK_BYTES, CORES = 32 * 2**30, 500 * 10**9, 8
 _RUNG_TOKENS = 8
+_FAILS_AFTER = 500  # launches of a step, which has thousands
 _LONGEST_SECONDS = 900  # of one part of a night
 
 
@@ -39,16 +49,15 @@ class Part:
     told: list[str] = field(default_factory=list)
 
 
-def configuration(folder: Path, run: Path) -> Any:
+def configuration(folder: Path, run: Path, dtype: str) -> Any:
     """Of a night with one task over the model in ``folder``."""
-    from pipeline.config import parse_config
-
+    run.mkdir(parents=True, exist_ok=True)
     return parse_config(
         {
             "model": {
                 "id": str(folder),
                 "quantization": "nf4",
-                "dtype": "bfloat16",
+                "dtype": dtype,
                 "context_tokens": CONTEXT_TOKENS,
             },
             "source": {"path": str(run)},
@@ -59,79 +68,66 @@ def configuration(folder: Path, run: Path) -> Any:
     )
 
 
-def machine(card_bytes: int, name: str = "") -> Any:
-    """With one card of which ``card_bytes`` are free, and the rest as machines with such cards have it."""
-    from dataclasses import replace
-
-    from pipeline.system.hardware_spec import described
-
-    plain = described(str(card_bytes), str(RAM_BYTES), "4.0x16", CORES, f"nvme:{DISK_BYTES}")
-    return replace(plain, gpu_names=(name,))
+def machine_with(card: str) -> Any:
+    """With one card of that name or size, of which all is free, and what such machines have beside it."""
+    return described(card, str(RAM_BYTES), "4.0x16", CORES, f"nvme:{DISK_BYTES}")
 
 
-def planned(name: str, root: Path, device: Device) -> tuple[Any, Any, Any]:
-    """(backend, plan, forecast) for documents of 1,000 tokens on the card. Raises DoesNotFit."""
-    from pipeline.engine.registry import open_backend
-    from pipeline.planner.workload import Asked, Question, TaskLoad
-    from pipeline.prepare.prepare import ground_of, resolve
-
-    config = configuration(hollow(name, root / "models"), root / "run")
-    backend = open_backend(config)
-    resolved = resolve(config, backend, {})
-    asked = Asked(4 * DOCUMENT_TOKENS, DOCUMENT_TOKENS, (Question(DOCUMENT_TOKENS, 0, NEW_TOKENS),))
+def planned(name: str, root: Path, machine: Any, dtype: str = "bfloat16") -> tuple[Any, Any, Any]:
+    """(backend, plan, forecast) for documents of 1,000 tokens on a machine. Raises DoesNotFit."""
+    ground = ground_for(name, root, machine, dtype)
+    question = Question(DOCUMENT_TOKENS, 0, NEW_TOKENS)
+    asked = Asked(4 * DOCUMENT_TOKENS, DOCUMENT_TOKENS, (question,))
     load = TaskLoad("summary", "summarize", 1000, 4000 * DOCUMENT_TOKENS, (asked,) * 8)
-    ground = ground_of(config, backend, resolved, machine(device.free_bytes))
-    return backend, ground.plan(resolved), ground.decide((load,))
+    ground = ground.knowing(DOCUMENT_TOKENS + NEW_TOKENS)
+    plan = ground.plan({"dtype": dtype, "layout": "instructions_first"})
+    return ground.backend, plan, ground.decide((load,))
+
+
+def ground_for(name: str, root: Path, machine: Any, dtype: str = "bfloat16") -> Any:
+    """What a plan for model ``name`` on that machine stands on."""
+    config = configuration(hollow(name, root / "models"), root / "run", dtype)
+    backend = open_backend(config)
+    return ground_of(config, backend, resolve(config, backend, {}), machine)
 
 
 class Night:
     """An engine under its plan, and the parts of the night so far."""
 
-    def __init__(self, engine: Any, plan: Any, device: Device) -> None:
-        self._engine, self._plan, self._device = engine, plan, device
+    def __init__(self, engine: Any, device: Device) -> None:
+        self._engine, self._device = engine, device
         self._number = 0
         self.parts: list[Part] = []
 
-    def part(self, name: str, requests: list[Any], most_steps: int = 10**6) -> Part:
-        """Work off ``requests``; those that are not done after ``most_steps`` are released."""
+    def part(self, name: str, requests: list[Any], *, failing_steps: int = 0) -> Part:
+        """Work off ``requests``. Memory runs out once in each of the first ``failing_steps``."""
         self._device.begin()
         self._engine.admit(requests)
         steps, answers, told = 0, 0, []
         until = time.monotonic() + _LONGEST_SECONDS
-        while not self._engine.idle and steps < most_steps and time.monotonic() < until:
+        while not self._engine.idle and time.monotonic() < until:
+            if steps < failing_steps:
+                self._device.run_out_of_memory_soon(_FAILS_AFTER)
             found = self._engine.step()
             steps, answers = steps + 1, answers + len(found)
             told += [f"{one.error[0]}: {one.error[1]}" for one in found if one.error]
             told += [note for one in found for note in one.notes]
         self._engine.release([request.request_id for request in requests])
         memory = self._device.memory()
-        part = Part(
-            name,
-            memory.peak_bytes,
-            memory.reserved_bytes,
-            memory.out_of_memory,
-            steps,
-            answers,
-            list(dict.fromkeys(told))[:4],
-        )
+        part = Part(name, memory.peak_bytes, memory.reserved_bytes, memory.out_of_memory, steps, answers)
+        part.told = list(dict.fromkeys(told))[:4]
+        return self.add(part)
+
+    def add(self, part: Part) -> Part:
+        """``part`` is over."""
         self.parts.append(part)
         print(json.dumps(vars(part)), file=sys.stderr, flush=True)
         return part
 
     def texts(self, rows: int, prompt: int, new: int, **more: int) -> list[Any]:
         """``rows`` different prompts to go on from."""
-        from pipeline.records import Decode, Request
-
         first, self._number = self._number, self._number + rows
-        return [
-            Request(
-                number,
-                tuple(3 + (number * 31 + 7 * place) % 50_000 for place in range(prompt)),
-                Decode(new, loops_end=False),
-                **more,
-            )
-            for number in range(first, first + rows)
-        ]
+        return texts(first, rows, prompt, new, **more)
 
 
 def fullest_rows(plan: Any, tokens: int) -> int:
@@ -141,12 +137,9 @@ def fullest_rows(plan: Any, tokens: int) -> int:
 
 def run(name: str, root: Path) -> dict[str, Any]:
     """The night of model ``name`` on this process's card, as plain values."""
-    from pipeline.engine.select import select_engine
-    from pipeline.errors import ConfigError, DoesNotFit
-
     device = Device()
     try:
-        backend, plan, forecast = planned(name, root, device)
+        backend, plan, forecast = planned(name, root, machine_with(str(device.total_bytes)))
     except DoesNotFit as error:
         return {"model": name, "card_bytes": device.total_bytes, "refused": str(error)}
     found: dict[str, Any] = {
@@ -167,12 +160,12 @@ def run(name: str, root: Path) -> dict[str, Any]:
     except (ConfigError, DoesNotFit) as error:
         return found | {"not loaded": str(error)}
     engine, kind = select_engine(loaded, plan, end_ids=(), pad_id=0)
-    _let_all_rows_in(engine, plan)
-    memory = device.memory()
-    night = Night(engine, plan, device)
+    let_all_rows_in(engine, plan)
     print(json.dumps(found), file=sys.stderr, flush=True)
-    night.parts.append(Part("loading", memory.peak_bytes, memory.reserved_bytes, memory.out_of_memory))
-    _live(night, plan, device, found["rows"])
+    memory = device.memory()
+    night = Night(engine, device)
+    night.add(Part("loading", memory.peak_bytes, memory.reserved_bytes, memory.out_of_memory))
+    _live(night, plan, found["rows"])
     return found | {
         "engine": kind,
         "seconds": round(time.monotonic() - started, 1),
@@ -182,12 +175,12 @@ def run(name: str, root: Path) -> dict[str, Any]:
     }
 
 
-def _live(night: Night, plan: Any, device: Device, rows: int) -> None:
+def _live(night: Night, plan: Any, rows: int) -> None:
     night.part("the largest prefill", night.texts(1, plan.context_tokens - _RUNG_TOKENS, _RUNG_TOKENS))
     night.part("200 decode passes", night.texts(rows, DOCUMENT_TOKENS, NEW_TOKENS))
     night.part("an eviction", _documents(night, plan))
-    device.run_out_of_memory_soon()
-    night.part("a rung of the ladder", night.texts(min(rows, 8), DOCUMENT_TOKENS, _RUNG_TOKENS))
+    # once where it runs with others, once alone: then it is read in smaller passes
+    night.part("a rung of the ladder", night.texts(1, DOCUMENT_TOKENS, _RUNG_TOKENS), failing_steps=2)
 
 
 def _documents(night: Night, plan: Any) -> list[Any]:
@@ -196,14 +189,6 @@ def _documents(night: Night, plan: Any) -> list[Any]:
     return night.texts(
         min(count, 24), DOCUMENT_TOKENS, _RUNG_TOKENS, document_tokens=DOCUMENT_TOKENS - 10, awaited=1
     )
-
-
-def _let_all_rows_in(engine: Any, plan: Any) -> None:
-    """The engine looks by the clock for how many rows pay; nothing here takes time, so all are let in."""
-    ramp = getattr(engine, "_ramp", None)
-    if ramp is not None:
-        ramp.rows = plan.max_batch_rows
-        ramp.observe = lambda *_: None
 
 
 if __name__ == "__main__":
