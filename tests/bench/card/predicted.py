@@ -1,5 +1,5 @@
-"""The prediction of a decoding pass for named cards: the plan's rows, how long a pass takes, and how much of the
-data sheet's bandwidth that makes use of. Nothing is measured, and nothing runs on a card, pretended or not.
+"""The prediction of a decoding pass for named cards: the plan's rows, how long a pass takes, and how much of
+the data sheet's bandwidth that makes use of. Nothing is measured, nothing runs on a card, pretended or not.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.planner.pass_time import Dispatch, useful_bytes
 from pipeline.planner.roofline import Speed, decode_step
-from tests.bench.card.night import DOCUMENT_TOKENS, ground_for, machine_with, planned
+from tests.bench.card.planning import DOCUMENT_TOKENS, ground_for, machine_with, planned
 
 # Cards, and the numbers in which they compute.
 CARDS = {

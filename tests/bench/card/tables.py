@@ -58,7 +58,7 @@ def written_share(offloaded: Mapping[str, Any]) -> float:
 
 
 def _predictions(found: list[Mapping[str, Any]]) -> Iterator[str]:
-    yield "Predicted, not measured: decoding Qwen3-4B in nf4 at the planned batch, 1,000 tokens of each row cached"
+    yield "Predicted, not measured: Qwen3-4B in nf4 at the planned batch, 1,000 tokens of each row cached"
     yield (
         f"  {'card':12} {'rows':>5} {'ms a pass':>10} {'tokens/s':>9} {'of bandwidth':>13} {'copied MiB':>11}"
         f"  sets the pace"

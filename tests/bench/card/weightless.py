@@ -1,11 +1,14 @@
-"""Streamed weights without their bytes: prepared files are holes, and reading them fills nothing.
+"""Streamed weights without their bytes: prepared files are holes but for small tensors, and reading fills in no
+more than these.
 
-For nights on a dry card only, where no number is computed. Everything else is the product's own: which files
-there are, what is in which of them, where it lies between two uses, and every copy to the card.
+For nights on a dry card only, where large tensors are followed and not computed. Everything else is the
+product's own: which files there are, what is in which of them, where it lies between two uses, and every copy
+to the card.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -15,21 +18,35 @@ import torch
 
 from pipeline.engine.streaming import checkpoint_shards, prepared_weights, weight_file
 from pipeline.engine.streaming.weight_file import Block, Described
+from pipeline.stores.kv.formats import as_bytes
+
+# What quantization says of itself is read as text, in tensors of some hundred bytes.
+_SMALL_BYTES = 2**12
 
 
 def without_bytes() -> None:
     """From now on, in this process."""
-    prepared_weights.write_blocks = _write_hole  # type: ignore[assignment]
-    weight_file.BlockFiles.read = _read_nothing  # type: ignore[method-assign]
-    weight_file.BlockFiles.read_row = _read_nothing  # type: ignore[method-assign]
-    checkpoint_shards.StoredTensor.__getitem__ = _empty  # type: ignore[method-assign]
+    changes: list[tuple[Any, str, Any]] = [
+        (prepared_weights, "write_blocks", _write_hole),
+        (weight_file.BlockFiles, "read", _read_small),
+        (weight_file.BlockFiles, "read_row", _read_no_row),
+        (checkpoint_shards.StoredTensor, "__getitem__", _empty),
+    ]
+    for owner, name, replacement in changes:
+        if not hasattr(owner, name):
+            raise AttributeError(f"{owner.__name__} has no {name} any more: streamed weights would be read")
+        setattr(owner, name, replacement)
 
 
-def _write_hole(path: Path, described: Sequence[Described], _tensors: Iterable[torch.Tensor]) -> list[Block]:
-    """As ``write_blocks``, of which only the places are kept."""
+def _write_hole(path: Path, described: Sequence[Described], tensors: Iterable[torch.Tensor]) -> list[Block]:
+    """As ``write_blocks``, of which the places are kept, and small tensors."""
     sizes = [torch.Size(shape).numel() * dtype.itemsize for _, dtype, shape in described]
     begins = list(accumulate((size + -size % 64 for size in sizes), initial=weight_file.PAGE_BYTES))
     with path.open("wb") as file:
+        for begin, size, tensor in zip(begins, sizes, tensors, strict=False):
+            if size <= _SMALL_BYTES:
+                file.seek(begin)
+                file.write(as_bytes(tensor.detach().cpu().contiguous()))
         file.truncate(begins[len(sizes) - 1] + sizes[-1])
     return [
         Block(path.name, name, begin, size, dtype, shape, "")
@@ -37,8 +54,16 @@ def _write_hole(path: Path, described: Sequence[Described], _tensors: Iterable[t
     ]
 
 
-def _read_nothing(self: Any, *_arguments: Any) -> None:
-    del self
+def _read_small(self: Any, blocks: Sequence[Block], into: memoryview) -> None:
+    first, _ = weight_file.pages(blocks)
+    for block in blocks:
+        if block.bytes <= _SMALL_BYTES:
+            begin = block.offset - first
+            os.preadv(self._file(block.file), [into[begin : begin + block.bytes]], block.offset)
+
+
+def _read_no_row(_self: Any, _block: Block, _row: int, _into: memoryview) -> None:
+    """Rows of embeddings are numbers, and none are computed with."""
 
 
 def _empty(self: Any, _everything: Any) -> torch.Tensor:

@@ -1,0 +1,43 @@
+"""Whole-size models on whole-size cards, followed and not computed: what the plan accepts never runs out of
+memory, and takes what the plan says; what it refuses it refuses with a sentence.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bench.card.children import on_a_card
+from tests.bench.card.pairs import LEAST_OF_PLAN, MODELS, MOST_OF_PLAN, SIZES
+from tests.bench.card.tables import night_line
+
+
+def spend(model: str, size: str, folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = on_a_card("tests.bench.card.night", model, str(folder), cards=size, folder=folder)
+    return found
+
+
+def require_a_good_night(found: dict[str, Any]) -> None:
+    parts = {part["name"]: part for part in found["parts"]}
+    told = night_line(found)
+    assert all(part["out_of_memory"] == 0 for part in parts.values()), told
+    assert parts["200 decode passes"]["steps"] >= 200, told
+    assert parts["a rung of the ladder"]["told"] == ["ran short of memory: read in smaller passes"], told
+    assert found["races"] == []
+    assert LEAST_OF_PLAN <= found["peak_bytes"] / found["planned_bytes"] <= MOST_OF_PLAN, told
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("model", MODELS)
+def test_a_dry_night(model: str, size: str, tmp_path: Path) -> None:
+    found = spend(model, size, tmp_path)
+    if "refused" in found:
+        assert re.search(r"\d.* (GiB|MiB)", found["refused"]), "a refusal names sizes"
+        assert "use a smaller model" in found["refused"]
+    else:
+        require_a_good_night(found)
