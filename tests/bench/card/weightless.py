@@ -1,5 +1,5 @@
-"""Streamed weights without their bytes: prepared files are holes but for small tensors, and reading fills in no
-more than these.
+"""Streamed weights without their bytes: prepared files are holes but for small tensors, and reading fills in
+no more than these.
 
 For nights on a dry card only, where large tensors are followed and not computed. Everything else is the
 product's own: which files there are, what is in which of them, where it lies between two uses, and every copy
