@@ -249,8 +249,9 @@ class Plan:
     bytes.
 
     ``batch_tokens`` bounds rows × longest row of a batch (prompt plus new tokens); ``lossy_last_resort``
-    allows a cache in 8-bit numbers for a document that does not fit otherwise; ``streaming`` is for weights
-    that do not fit, else None; ``cards`` are the names of the graphics cards that it counts on, none where
+    allows a cache in 8-bit numbers for a document that does not fit otherwise; ``unpacked`` are (out, in) of
+    weights in 4 bits that are unpacked once, when they are loaded; ``streaming`` is for weights that do not
+    fit, else None; ``cards`` are the names of the graphics cards that it counts on, none where
     the processor computes; ``reasons`` say in sentences why.
     """
 
@@ -265,6 +266,7 @@ class Plan:
     kv_bytes_per_token: int
     threads: int | None = None
     lossy_last_resort: bool = False
+    unpacked: tuple[tuple[int, int], ...] = ()
     streaming: Streaming | None = None
     cards: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()

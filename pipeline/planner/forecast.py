@@ -21,6 +21,7 @@ from pipeline.planner.placement import Verdict, Where, settle
 from pipeline.planner.prompt_layout import Layout
 from pipeline.planner.roofline import DecodeStep, Duration
 from pipeline.planner.store_policy import keeping
+from pipeline.planner.unpacked_weights import Shapes, unpacked_weights
 from pipeline.planner.weight_streaming import Sweep
 from pipeline.system.hardware import Hardware, Rates
 from pipeline.system.units import amount, duration
@@ -37,9 +38,10 @@ class Forecast:
     memory is short. ``cache_room_bytes`` is what rows may fill together, ``batch_tokens`` rows x longest row
     of them. ``store_bytes`` are all documents' caches as the store would keep them, ``disk_peak_bytes`` those
     that it will. ``sweep`` where weights are streamed; ``most_rows`` are those worth decoding together,
-    whatever fits. ``bandwidth_share``: what a step makes use of (weights once, valid caches once) of the
-    bandwidth that a card's data sheet gives, by the prediction. ``reasons`` follow the decision in order;
-    ``next_steps`` say what would have to change for the next better one.
+    whatever fits. ``unpacked`` are shapes of weights that are kept in 16 bits. ``bandwidth_share``: what a
+    step makes use of (weights once, valid caches once) of the bandwidth that a card's data sheet gives, by
+    the prediction. ``reasons`` follow the decision in order; ``next_steps`` say what would have to change for
+    the next better one.
     """
 
     verdict: Verdict
@@ -59,6 +61,7 @@ class Forecast:
     batch_tokens: int
     transfer_bytes: int
     step: DecodeStep | None
+    unpacked: Shapes
     bandwidth_share: float | None
     load_seconds: float | None
     prefill_seconds: float | None
@@ -82,10 +85,15 @@ class Forecast:
 def decide(shape: ModelShape, hardware: Hardware, wish: Wish) -> Forecast:
     """Where everything goes on this machine. Never raises for what does not fit: the verdict says it."""
     have = rooms(hardware, wish.process_bytes, wish.most_weights_in_ram)
+    packed = shape
+    unpacked = unpacked_weights(shape, have, wish, hardware.rates)
+    shape = shape.unpacked(unpacked)
     chunk = wish.chunk_tokens or have.chunk_tokens
     need = Need.of(shape, wish, chunk, have.on_card)
     reasons = [_about(shape, need, wish, have)]
     where = settle(shape, need, have, wish, hardware.rates, reasons)
+    if unpacked:
+        reasons.append(_about_unpacked(packed, shape, wish))
     rows, most_rows = _together(shape, have, wish, hardware.rates, where, reasons)
     timing = Timing.of(shape, have, hardware.rates, wish, where, rows) if rows else Timing()
     reasons += _rows_and_time(rows, timing, wish, have)
@@ -114,7 +122,8 @@ def decide(shape: ModelShape, hardware: Hardware, wish: Wish) -> Forecast:
         batch_tokens=where.batch_tokens(shape, wish, most_rows),
         transfer_bytes=moved_bytes(shape, wish, where, rows),
         step=timing.step,
-        bandwidth_share=_bandwidth_share(shape, have, wish, hardware.rates, where, rows, timing),
+        unpacked=unpacked,
+        bandwidth_share=_bandwidth_share(packed, have, wish, hardware.rates, where, rows, timing),
         load_seconds=timing.load,
         prefill_seconds=timing.prefill,
         crossover_tokens=timing.crossover,
@@ -127,6 +136,14 @@ def decide(shape: ModelShape, hardware: Hardware, wish: Wish) -> Forecast:
         reasons=tuple(reasons),
         next_steps=tuple(next_steps(shape, need, have, wish, where.verdict, rows)),
         warnings=tuple(warnings_about(shape, need, wish, where, have)),
+    )
+
+
+def _about_unpacked(packed: ModelShape, shape: ModelShape, wish: Wish) -> str:
+    before, after = (each.weights_bytes(wish.quantization, wish.dtype) for each in (packed, shape))
+    return (
+        f"{amount(after - before)} more are taken by weights that are unpacked once, when they are loaded: "
+        f"bitsandbytes would copy them to {wish.dtype} in every pass of so many rows"
     )
 
 

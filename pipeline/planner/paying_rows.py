@@ -21,17 +21,20 @@ def paying_rows(shape: ModelShape, have: Room, wish: Wish, rates: Rates, fit: in
     known = rates.memory_bytes_per_second is not None and rates.matmul_per_second is not None
     if wish.rows is not None or wish.fused is None or not known:
         return fit
-    speed = speed_of(rates, have, wish, None)
+    fewer = [limit for limit in wish.fused.limits() if 0 < limit < fit]
+    return max([*fewer, fit], key=lambda rows: tokens_per_second(shape, have, wish, rates, rows))
 
-    def tokens_per_second(rows: int) -> float:
-        step = decode_step(
-            shape,
-            speed,
-            quantization=wish.quantization,
-            dtype=wish.dtype,
-            rows=rows,
-            tokens=wish.typical_tokens,
-        )
-        return rows / step.seconds
 
-    return max([*(limit for limit in wish.fused.limits() if 0 < limit < fit), fit], key=tokens_per_second)
+def tokens_per_second(shape: ModelShape, have: Room, wish: Wish, rates: Rates, rows: int) -> float:
+    """Of ``rows`` rows of a typical length that decode together, with everything on the device. Raises
+    ValueError where a rate is not known.
+    """
+    step = decode_step(
+        shape,
+        speed_of(rates, have, wish, None),
+        quantization=wish.quantization,
+        dtype=wish.dtype,
+        rows=rows,
+        tokens=wish.typical_tokens,
+    )
+    return rows / step.seconds

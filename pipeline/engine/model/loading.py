@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from pipeline.engine.model.precision import (
     settle_quantization,
     torch_dtype,
 )
+from pipeline.engine.model.unpacked_products import unpack_products
 from pipeline.engine.out_of_memory import is_out_of_memory
 from pipeline.engine.trial import Trials
 from pipeline.errors import ConfigError, DoesNotFit, OutOfMemory
@@ -62,11 +63,13 @@ def load_model(
     offload_folder: Path,
     say: Callable[[str], None] = lambda _: None,
     location: Location | None = None,
+    unpacked: Collection[tuple[int, int]] = (),
 ) -> LoadedModel:
     """Plan the placement, then read the weights. ``dtype`` is resolved. Raises ConfigError, DoesNotFit, or
     OutOfMemory while reading.
 
-    ``offload_folder`` is private to the run; the caller removes it.
+    ``offload_folder`` is private to the run; the caller removes it. ``unpacked``: shapes of weights in 4 bits
+    that are not to stay so.
     """
     quiet_libraries()
     place = location or locate(config, say)
@@ -82,6 +85,7 @@ def load_model(
             tidy.enter_context(quantizing_in_pieces())
         model = _read_weights(config, dtype, place, placement, offload_folder)
     compute_as_asked(model, dtype)
+    unpack_products(model, unpacked, torch_dtype(dtype))
     lay_out_for_head(model)
     facts = {
         **describe_model(model),

@@ -7,7 +7,7 @@ gives that of a plain decoder; see ``plain_shape``.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -139,6 +139,17 @@ class ModelShape:
         library reaches.
         """
         return int(self.parameters * bits / 8)
+
+    def unpacked(self, shapes: Collection[tuple[int, int]]) -> ModelShape:
+        """The same model with its weights of these (out, in) not quantized."""
+
+        def plain(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
+            return tuple(
+                replace(weight, shrinks=weight.shrinks and (weight.rows, weight.columns) not in shapes)
+                for weight in weights
+            )
+
+        return replace(self, weights=plain(self.weights), layer_weights=tuple(map(plain, self.layer_weights)))
 
     # ── cache
 
