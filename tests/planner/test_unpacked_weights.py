@@ -20,7 +20,22 @@ QWEN3_4B = ModelShape(36, 32, 8, 128, 2560, 9728, 151936, 40960)
 Q, KV, OUT, UP, DOWN = (4096, 2560), (1024, 2560), (2560, 4096), (9728, 2560), (2560, 9728)
 # As bitsandbytes 0.50 decides for a 3090.
 RTX_3090 = FusedRows({KV: 23, OUT: 16, DOWN: 16, Q: 64, UP: 128}, "a test")
-WISH = Wish("nf4", "bfloat16", 8192, longest_tokens=1200, loads=(load_of([1000], 1000, 200),), fused=RTX_3090)
+WISH = Wish(
+    "nf4",
+    "bfloat16",
+    8192,
+    rows=96,
+    longest_tokens=1200,
+    loads=(load_of([1000], 1000, 200),),
+    fused=RTX_3090,
+)
+REPLAYED = Dispatch(30, 10, 1, replayed=True)
+
+
+@pytest.fixture(autouse=True)
+def _replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a pass costs today, these are about its bytes."""
+    monkeypatch.setattr("pipeline.planner.roofline.COUNTED", REPLAYED)
 
 
 def forecast(wish: Wish = WISH, card: str = "48GiB") -> Forecast:

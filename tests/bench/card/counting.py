@@ -22,6 +22,7 @@ from tests.bench.card.models import hollow
 from tests.bench.card.requests import let_all_rows_in, questions, texts
 
 LAYERS, ROWS, DOCUMENTS, LABELS = 36, 32, 64, 77
+_FEW_LAUNCHES = 10
 _PROMPT_TOKENS, _LABEL_TOKENS, _SETTLING_PASSES = 48, 5, 4
 _OFFLOADED_ROWS, _OFFLOADED_TOKENS, _FEW_LAYERS = 8, 512, 4
 
@@ -61,7 +62,8 @@ def labels(root: Path, device: Device) -> dict[str, Any]:
         "engine": told,
         "documents": DOCUMENTS,
         "labels": LABELS,
-        "passes": len(passes),
+        # a step that only takes in what came of the one before launches next to nothing
+        "passes": sum(found.get("launches", 0) > _FEW_LAUNCHES for found in passes),
         "transfers": back,
         "host_waits": sum(_waits(found) for found in passes),
     }
