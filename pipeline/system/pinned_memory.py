@@ -21,6 +21,9 @@ from typing import Any, Protocol
 
 _ALIGNED = 64  # bytes: of every kind of number
 _LOOSE = 4  # a block may be larger than what is asked for by one of so many parts
+_WAITED_BYTES = (
+    1 << 20
+)  # of so many it pays to wait for a copy; smaller ones lie in a few blocks that take turns
 
 
 class Done(Protocol):
@@ -28,6 +31,9 @@ class Done(Protocol):
 
     def synchronize(self) -> None:
         """Wait until it is done."""
+
+    def query(self) -> bool:
+        """Whether it is."""
 
 
 class _Pages:
@@ -95,7 +101,7 @@ class PinnedMemory:
     def held_bytes(self) -> int:
         """Registered: in use, or waiting to be used again."""
         with self._mine:
-            self._collect()
+            self._collect(wait=True)
             return self._live_bytes + sum(pages.size_bytes for pages in self._free)
 
     def take(self, size_bytes: int) -> PinnedBlock:
@@ -104,8 +110,11 @@ class PinnedMemory:
         """
         wanted = -(-max(size_bytes, 1) // mmap.PAGESIZE) * mmap.PAGESIZE
         with self._mine:
-            self._collect()
-            pages = self._fitting(wanted) or self._fresh(wanted)
+            self._collect(wait=False)
+            pages = self._fitting(wanted)
+            if pages is None:
+                self._collect(wait=wanted >= _WAITED_BYTES)
+                pages = self._fitting(wanted) or self._fresh(wanted)
             self._live_bytes += pages.size_bytes
         events: dict[Any, Done] = {}
         block = PinnedBlock(pages.bytes[:size_bytes], events)
@@ -115,7 +124,7 @@ class PinnedMemory:
     def release(self) -> None:
         """Give back what waits to be used again."""
         with self._mine:
-            self._collect()
+            self._collect(wait=True)
             while self._free:
                 self._free.pop().give_back()
 
@@ -133,11 +142,17 @@ class PinnedMemory:
             self._free.pop().give_back()
         return _Pages(wanted)
 
-    def _collect(self) -> None:
-        """Take in what was let go: only here, as an object may be let go in the middle of anything."""
-        while self._coming:
+    def _collect(self, *, wait: bool) -> None:
+        """Take in what was let go: only here, as an object may be let go in the middle of anything. Without
+        ``wait``, that of which a copy is under way stays where it is.
+        """
+        for _ in range(len(self._coming)):
             pages, events = self._coming.popleft()
-            for event in events.values():
+            under_way = [event for event in events.values() if not event.query()]
+            if under_way and not wait:
+                self._coming.append((pages, events))
+                continue
+            for event in under_way:
                 event.synchronize()
             self._live_bytes -= pages.size_bytes
             self._free.append(pages)

@@ -75,9 +75,9 @@ def test_a_unit_is_one_copy_and_nobody_waits(
     rows = ids.numel() * _SIZES["hidden_size"] * 4
     gaps = 64 * sum(len(unit.blocks) for unit in passing)
     assert swept <= found["bytes to the card"] <= swept + gaps + rows + 2**10
-    waits = {name: count for name, count in found.items() if name.startswith("host waits")}
-    # which rows of the embeddings
-    assert waits.get("host waits", 0) <= plain.get("host waits", 0) + 1
+    # which rows of the embeddings; the thread that reads waits for the copy of what it reads over
+    reader = 0 if ram_bytes else found.get("host waits: event", 0)
+    assert found.get("host waits", 0) - reader <= plain.get("host waits", 0) + 1
     loaded.hooks.weights.close()
 
 
