@@ -17,17 +17,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder_of(tmp_path_factory.mktemp("two"))
 
 
-ELSEWHERE = pytest.mark.xfail(strict=True, reason="restored layers all go where the first one computes")
-
-
 @pytest.mark.parametrize(
     "case",
     [
         Case("static", "none", "bfloat16"),
-        pytest.param(Case("static", "nf4", "bfloat16", store=True), marks=ELSEWHERE),
-        pytest.param(
-            Case("static", "none", "float16", "offloaded", store=True), marks=[pytest.mark.full, ELSEWHERE]
-        ),
+        Case("static", "nf4", "bfloat16", store=True),
+        pytest.param(Case("static", "none", "float16", "offloaded", store=True), marks=pytest.mark.full),
         pytest.param(Case("static", "int8", "float16"), marks=pytest.mark.full),
     ],
     ids=str,

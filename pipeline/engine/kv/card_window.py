@@ -27,6 +27,7 @@ class Passing(Protocol):
 
     columns: int
     block: PinnedBlock | None
+    window: CardWindow | None
     following: weakref.ref[Any] | None
 
     @property
@@ -80,7 +81,9 @@ class CardWindow:
             _bytes(layer)[part].copy_(self._room(self._in_use, layer)[part], non_blocking=True)
         self._done(layer, self._in_use)
         following = layer.following() if layer.following is not None else None
-        if following is not None and following is not layer and following.columns:
+        if following in (None, layer) or following.window is not self:  # it computes on another card
+            return
+        if following.columns:
             self._arrival = self._fetch(following, 1 - self._in_use, known)
 
     def _fetch(self, layer: Passing, place: int, free: Any) -> _Arrival:

@@ -69,7 +69,7 @@ class PinnedLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # the library
         self._form: _Form | None = None
         self._reserve_columns = reserve_columns
         self._lent = lent
-        self._window: CardWindow | None = None
+        self.window: CardWindow | None = None
 
     @property
     def column_bytes(self) -> int:
@@ -81,13 +81,13 @@ class PinnedLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # the library
         """Append (rows, heads, new columns, width); returns all columns, on the device of the new ones."""
         begin, total = self.columns, self.columns + key_states.shape[2]
         form = self._made_room(_Form.of(key_states, value_states), total)
-        if self._window is None:
-            self._window = window_of(key_states.device)
-        keys, values = form.views(self._window.enter(self, total), total)
+        if self.window is None:
+            self.window = window_of(key_states.device)
+        keys, values = form.views(self.window.enter(self, total), total)
         keys[:, :, begin:] = key_states
         values[:, :, begin:] = value_states
         self.columns = total
-        self._window.leave(self, begin)
+        self.window.leave(self, begin)
         return (keys, values) if self._lent else (keys.clone(), values.clone())
 
     def fill(self, keys: torch.Tensor, values: torch.Tensor) -> None:

@@ -73,19 +73,22 @@ def restored(
     tokens: int,
     parts: Sequence[Mapping[str, torch.Tensor]],
     reserve_columns: int,
+    layer_devices: Sequence[torch.device] = (),
 ) -> AnyCache:
     """A cache of one row that has seen ``tokens``, of the tensors in ``parts``, with room for
-    ``reserve_columns``. Of an offloaded one nothing touches ``device`` but what is always there.
+    ``reserve_columns``, each layer's where it computes (``layer_devices``; empty: on ``device``). Of an
+    offloaded one nothing touches a card but what is always there.
     """
     cache = make_cache(config, placement, device, reserve_columns)
     tensors = {name: tensor for part in parts for name, tensor in part.items()}
     for number, layer in enumerate(cache.layers):
+        here = layer_devices[number] if number < len(layer_devices) else device
         if type(layer) is LinearAttentionLayer:
-            _fill_recurrent(number, layer, tensors, device)
+            _fill_recurrent(number, layer, tensors, here)
         elif f"L{number}.k" in tensors and isinstance(layer, PinnedLayer):
             layer.fill(tensors[f"L{number}.k"][None].cpu(), tensors[f"L{number}.v"][None].cpu())
         elif f"L{number}.k" in tensors and isinstance(layer, DynamicLayer):
-            keys, values = (tensors[f"L{number}.{name}"][None].to(device) for name in "kv")
+            keys, values = (tensors[f"L{number}.{name}"][None].to(here) for name in "kv")
             layer.update(keys, values)
             if isinstance(layer, DynamicSlidingWindowLayer):
                 layer.cumulative_length = tokens

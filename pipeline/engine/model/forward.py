@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -62,6 +63,23 @@ def lay_out_for_head(model: Any) -> None:
         head.register_forward_pre_hook(lambda _module, inputs: (inputs[0].contiguous(), *inputs[1:]))
 
 
+def _layers(model: Any) -> Sequence[Any]:
+    """The model's layers: the first list of as many modules as its configuration counts."""
+    count = getattr(model.config.get_text_config(decoder=True), "num_hidden_layers", None)
+    lists = (module for module in model.modules() if isinstance(module, torch.nn.ModuleList))
+    return next((list(layers) for layers in lists if len(layers) == count), [])
+
+
+def _device_of(layer: Any, otherwise: torch.device) -> torch.device:
+    """Where ``layer`` computes: where the library's hook brings it, or where its weights are."""
+    for module in layer.modules():
+        execution_device = getattr(getattr(module, "_hf_hook", None), "execution_device", None)
+        if execution_device is not None:
+            return torch.empty(0, device=execution_device).device  # it may be a number or a name
+    weights = next(layer.parameters(), None)
+    return otherwise if weights is None or weights.device.type == "meta" else weights.device
+
+
 class Forward:
     """One model behind one signature. The model is already loaded and placed; it is never moved."""
 
@@ -86,6 +104,13 @@ class Forward:
     def device(self) -> torch.device:
         """Where ids go."""
         return input_device(self.model)
+
+    @cached_property
+    def layer_devices(self) -> Sequence[torch.device]:
+        """Where each layer computes, in their order; empty where all do so on the device of the ids."""
+        layers = _layers(self.model)
+        found = [_device_of(layer, self.device) for layer in layers]
+        return found if set(found) - {self.device} else ()
 
     @property
     def vocabulary_tokens(self) -> int:

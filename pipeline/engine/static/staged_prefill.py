@@ -226,6 +226,7 @@ def _cache_of(forward: Forward, cached: _Cached, settings: PassLimits, columns: 
         cached.tokens,
         [cached.ranges, cached.states],
         columns,
+        forward.layer_devices,
     )
 
 
@@ -268,7 +269,13 @@ def _restored_and_plain(forward: Forward) -> Agreement:
         first = make_cache(forward.config, "device", forward.device)
         _feed(forward, first, ids, 0, _TRIAL_CUT, _TRIAL_CUT)
         second = restored(
-            forward.config, "device", forward.device, _TRIAL_CUT, row_tensors(first, 0), _TRIAL_TOKENS
+            forward.config,
+            "device",
+            forward.device,
+            _TRIAL_CUT,
+            row_tensors(first, 0),
+            _TRIAL_TOKENS,
+            forward.layer_devices,
         )
         found = _feed(forward, second, ids, _TRIAL_CUT, _TRIAL_TOKENS, _TRIAL_TOKENS)
     return compared(found, expected)

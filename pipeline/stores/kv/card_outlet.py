@@ -9,7 +9,7 @@ the card goes on with what was launched.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -28,25 +28,31 @@ class CardOutlet:
         self._streams: dict[torch.device, Any] = {}
         self._leaving: deque[tuple[Any, int]] = deque()
 
-    def brought_home(self, tensors: _Tensors, *, copy: bool) -> tuple[dict[str, torch.Tensor], PinnedBlock]:
-        """``tensors`` in host memory: there once the block's ``wait`` has returned, and as long as it is
-        held. ``copy``: those on a card may change from now on.
+    def brought_home(
+        self, tensors: _Tensors, *, copy: bool
+    ) -> tuple[dict[str, torch.Tensor], Callable[[], None]]:
+        """``tensors`` in host memory: there once what is returned with them has been called, and as long as
+        that is held. ``copy``: those on a card may change from now on.
         """
-        sizes = [-(-tensor.nbytes // _ALIGNED) * _ALIGNED for tensor in tensors.values()]
-        self._make_room(sum(sizes))
-        block, home, begin = pinned_memory.take(sum(sizes)), {}, 0
-        for (name, tensor), size in zip(tensors.items(), sizes, strict=True):
-            raw = block.bytes[begin : begin + tensor.nbytes]
-            home[name] = raw.view(tensor.dtype).view(tensor.shape)
-            begin += size
+        self._make_room(sum(map(_room_of, tensors.values())))
+        home: dict[str, torch.Tensor] = {}
+        blocks = []
         for device in {tensor.device for tensor in tensors.values()}:
             mine = {name: tensor for name, tensor in tensors.items() if tensor.device == device}
+            block, places = _places(mine)
+            home |= places
+            blocks.append(block)
             if device.type == "cuda":
-                self._launch(device, mine, home, block, copy=copy)
+                self._launch(device, mine, places, block, copy=copy)
             else:
                 for name, tensor in mine.items():
                     home[name].copy_(tensor)
-        return home, block
+
+        def wait() -> None:
+            for block in blocks:
+                block.wait()
+
+        return {name: home[name] for name in tensors}, wait
 
     def _launch(
         self, device: torch.device, tensors: _Tensors, home: _Tensors, block: PinnedBlock, *, copy: bool
@@ -72,6 +78,21 @@ class CardOutlet:
                     return
                 event.synchronize()
             self._leaving.popleft()
+
+
+def _room_of(tensor: torch.Tensor) -> int:
+    return -(-tensor.nbytes // _ALIGNED) * _ALIGNED
+
+
+def _places(tensors: _Tensors) -> tuple[PinnedBlock, dict[str, torch.Tensor]]:
+    """A block with room for ``tensors``, and a tensor like each of them in it."""
+    block = pinned_memory.take(sum(map(_room_of, tensors.values())))
+    places, begin = {}, 0
+    for name, tensor in tensors.items():
+        raw = block.bytes[begin : begin + tensor.nbytes]
+        places[name] = raw.view(tensor.dtype).view(tensor.shape)
+        begin += _room_of(tensor)
+    return block, places
 
 
 def on_card(tensors: _Tensors) -> bool:

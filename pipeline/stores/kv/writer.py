@@ -76,9 +76,9 @@ class BackgroundWriter:
     ) -> tuple[Segment, Callable[[], None]]:
         """What is written in the place of ``segment``, and what waits until it is there."""
         if on_card(tensors):
-            home, block = self._outlet.brought_home(tensors, copy=copy)
+            home, arrived = self._outlet.brought_home(tensors, copy=copy)
             parts = [{name: home[name] for name in part} for part in (segment.ranges, segment.states)]
-            return replace(segment, ranges=parts[0], states=parts[1]), block.wait
+            return replace(segment, ranges=parts[0], states=parts[1]), arrived
         if copy:
             segment = replace(segment, ranges=_copied(segment.ranges), states=_copied(segment.states))
         return segment, lambda: None
