@@ -3,62 +3,71 @@
 Two kinds. A shared prefix (a task's instructions) is kept while there is room for it, the least recently used
 one goes first. A document is held while a question about it is waiting or running, and a while longer when
 further questions of this run will want it. A beginning is named by a key: a number that stands for its
-tokens.
+tokens. Each is in memory once, in pages of its own; who needs them is counted, and with the last of those
+the pages are given back.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 
-from pipeline.engine.packed.sequence import Beginning, Sequence
+from pipeline.engine.packed.page_allocator import PageAllocator
+from pipeline.engine.packed.sequence import Beginning, HeldBeginning, Sequence, pages_of, tokens_of
 
 
 class _Held:
-    """Keys of beginnings, the one put longest ago first, and the ``pages`` of all of them."""
+    """Beginnings by key, the one put longest ago first, and the ``pages`` of all of them."""
 
     def __init__(self) -> None:
         self.pages = 0
-        self._by_key: OrderedDict[int, int] = OrderedDict()
+        self._by_key: OrderedDict[int, HeldBeginning] = OrderedDict()
 
     def __contains__(self, key: int) -> bool:
         return key in self._by_key
 
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._by_key)
+    def __iter__(self) -> Iterator[HeldBeginning]:
+        return iter(self._by_key.values())
 
     def __len__(self) -> int:
         return len(self._by_key)
 
-    def put(self, key: int, pages: int) -> None:
+    def get(self, key: int) -> HeldBeginning | None:
+        """One of them, None where it is not here."""
+        return self._by_key.get(key)
+
+    def put(self, held: HeldBeginning) -> None:
         """It is the one put last."""
-        self.take(key)
-        self._by_key[key] = pages
-        self.pages += pages
+        self.take(held.key)
+        self._by_key[held.key] = held
+        self.pages += held.pages
 
-    def take(self, key: int) -> int | None:
-        """Its pages, None where it is not here; it is no more."""
-        pages = self._by_key.pop(key, None)
-        self.pages -= pages or 0
-        return pages
+    def take(self, key: int) -> HeldBeginning | None:
+        """It is here no more; None where it was not."""
+        held = self._by_key.pop(key, None)
+        self.pages -= 0 if held is None else held.pages
+        return held
 
-    def take_oldest(self) -> int:
-        """The key put longest ago."""
-        oldest = next(iter(self._by_key))
-        self.take(oldest)
-        return oldest
+    def take_oldest(self) -> HeldBeginning:
+        """The one put longest ago."""
+        _, held = self._by_key.popitem(last=False)
+        self.pages -= held.pages
+        return held
 
 
 class CachedBeginnings:
     """Shared prefixes within ``prefix_pages``, documents that wait for later questions within
-    ``recent_pages``; documents in use count in ``pages``, which the scheduler's budget bounds.
+    ``recent_pages``, documents in use as the scheduler lets them in; all in pages of ``allocator``.
     """
 
-    def __init__(self, prefix_pages: int, recent_pages: int) -> None:
+    def __init__(self, allocator: PageAllocator, prefix_pages: int, recent_pages: int) -> None:
+        self._allocator = allocator
         self._prefix_pages, self._recent_pages = prefix_pages, recent_pages
         self._prefixes, self._documents, self._recent = _Held(), _Held(), _Held()
         self._users: Counter[int] = Counter()
-        self._evicted: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._prefixes) + len(self._documents) + len(self._recent)
 
     @property
     def pages(self) -> int:
@@ -66,9 +75,9 @@ class CachedBeginnings:
         return self._documents.pages
 
     @property
-    def keys(self) -> set[int]:
-        """Everything that is in memory."""
-        return {*self._prefixes, *self._documents, *self._recent}
+    def held(self) -> list[HeldBeginning]:
+        """Everything that is kept."""
+        return [*self._prefixes, *self._documents, *self._recent]
 
     # ── who wants what ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -94,15 +103,46 @@ class CachedBeginnings:
         """Sequences, waiting or running, whose prompts begin with it."""
         return self._users[beginning.key]
 
+    # ── pages ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin(self, beginning: Beginning, base: HeldBeginning | None, *, urgent: bool) -> HeldBeginning:
+        """Pages for what ``beginning`` has beyond ``base``. There must be room (``PageAllocator.fits``)."""
+        run = self._allocator.take(pages_of(beginning.tokens - tokens_of(base)), urgent=urgent)
+        assert run is not None, "a beginning is read although there is no room for it"
+        if base is not None:
+            self.retain(base)
+        return HeldBeginning(beginning.key, beginning.tokens, run, base)
+
+    @staticmethod
+    def retain(held: HeldBeginning) -> None:
+        """One more needs its pages."""
+        held.users += 1
+
+    def release(self, held: HeldBeginning) -> None:
+        """One less; with the last its pages are given back."""
+        held.users -= 1
+        if not held.users:
+            self._allocator.give_back(held.run)
+            if held.base is not None:
+                self.release(held.base)
+
     # ── what is held ────────────────────────────────────────────────────────────────────────────────────────
 
-    def has_prefix(self, prefix: Beginning) -> bool:
-        """Whether it can be seen at once."""
-        return prefix.key in self._prefixes
+    def prefix(self, prefix: Beginning | None) -> HeldBeginning | None:
+        """It, where it can be seen at once."""
+        return None if prefix is None else self._prefixes.get(prefix.key)
 
-    def has_document(self, document: Beginning) -> bool:
-        """Whether it is among those that count in ``pages``."""
-        return document.key in self._documents
+    def document(self, document: Beginning | None, *, recent: bool = False) -> HeldBeginning | None:
+        """It, where it is among those that count in ``pages``, or, if ``recent``, waits for a further
+        question.
+        """
+        if document is None:
+            return None
+        return self._documents.get(document.key) or (self._recent.get(document.key) if recent else None)
+
+    def find(self, beginning: Beginning) -> HeldBeginning | None:
+        """It, of whatever kind."""
+        return self.prefix(beginning) or self.document(beginning, recent=True)
 
     def is_recent(self, document: Beginning) -> bool:
         """Whether it waits in memory for a further question."""
@@ -110,56 +150,57 @@ class CachedBeginnings:
 
     def revive(self, document: Beginning) -> bool:
         """Whether it was waiting for a further question; it then counts in ``pages`` again."""
-        pages = self._recent.take(document.key)
-        if pages is not None:
-            self._documents.put(document.key, pages)
-        return pages is not None
+        held = self._recent.take(document.key)
+        if held is not None:
+            self._documents.put(held)
+        return held is not None
 
-    def hold_document(self, document: Beginning) -> None:
+    def hold_document(self, held: HeldBeginning) -> None:
         """It is in memory now."""
-        self._documents.put(document.key, document.pages)
+        self._documents.put(held)
 
-    def use_prefix(self, prefix: Beginning) -> None:
+    def use_prefix(self, held: HeldBeginning) -> None:
         """It is in memory and used last; the least recently used others go when they no longer fit beside
         it.
         """
-        self._prefixes.put(prefix.key, prefix.pages)
+        self._prefixes.put(held)
         while len(self._prefixes) > 1 and self._prefixes.pages > self._prefix_pages:
-            self._evicted.append(self._prefixes.take_oldest())
+            self.release(self._prefixes.take_oldest())
 
     # ── what goes ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def make_room(self, pages: int, document: Beginning | None) -> None:
-        """Evict documents, the oldest first and ``document`` never, until they hold at most ``pages``. What
-        is still wanted of them is read again.
+    def make_room(self, enough: Callable[[], bool], spared: Collection[int], *, alone: bool) -> None:
+        """Let beginnings go until there is ``enough`` room, never those whose keys are ``spared``: prefixes
+        that nobody here wants; where nothing runs (``alone``) also documents that wait for later questions,
+        then what is wanted, which is read again.
         """
-        for key in list(self._documents):
-            if self.pages <= pages:
-                return
-            if document is None or key != document.key:
-                self._documents.take(key)
-                self._evicted.append(key)
+        unwanted = [held.key for held in self._prefixes if held.key not in self._users]
+        kinds = [(self._prefixes, unwanted)]
+        if alone:
+            kinds += [
+                (kind, [held.key for held in kind])
+                for kind in (self._recent, self._documents, self._prefixes)
+            ]
+        for kind, keys in kinds:
+            for key in keys:
+                if enough():
+                    return
+                if key not in spared and (held := kind.take(key)) is not None:
+                    self.release(held)
 
     def clear(self) -> None:
         """Everything goes."""
-        self._evicted += [*self._prefixes, *self._documents, *self._recent]
-        self._prefixes, self._documents, self._recent = _Held(), _Held(), _Held()
-
-    def take_evicted(self) -> list[int]:
-        """What has gone since the last call and has not come back."""
-        if not self._evicted:
-            return []
-        held = self.keys
-        evicted, self._evicted = [key for key in self._evicted if key not in held], []
-        return evicted
+        for kind in (self._prefixes, self._documents, self._recent):
+            while kind:
+                self.release(kind.take_oldest())
 
     def _let_go(self, key: int, *, awaited: bool) -> None:
-        pages = self._documents.take(key)
-        if pages is None:
+        held = self._documents.take(key)
+        if held is None:
             return
         if awaited:
-            self._recent.put(key, pages)
+            self._recent.put(held)
         else:
-            self._evicted.append(key)
+            self.release(held)
         while self._recent.pages > self._recent_pages:
-            self._evicted.append(self._recent.take_oldest())
+            self.release(self._recent.take_oldest())

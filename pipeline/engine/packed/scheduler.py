@@ -2,7 +2,8 @@
 
 The engine adds sequences, then for each pass lets it ``admit`` some of those that wait, asks what to
 ``schedule``, carries that out, and says how far each has got (``advance``) or that it has left (``forget``).
-KV memory is counted in pages of ``PAGE_TOKENS`` tokens; how a pool stores them is the pool's business.
+KV memory is one pool of pages of ``PAGE_TOKENS`` tokens, given out here (``PageAllocator``); where the
+numbers of a page lie is the pool's business.
 
 A sequence gets the pages of its whole life when it is admitted, so none that runs ever has to make way for
 another: what is evicted are beginnings of prompts (``CachedBeginnings``), which are read again if need be.
@@ -12,12 +13,22 @@ Only when memory runs out all the same does everything that runs leave at once (
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Iterable
 
 from pipeline.engine.backoff import halved
 from pipeline.engine.packed.cached_beginnings import CachedBeginnings
+from pipeline.engine.packed.page_allocator import Move, PageAllocator
 from pipeline.engine.packed.running import RunningSequences
-from pipeline.engine.packed.sequence import Admission, Beginning, Budget, Pass, Sequence, pages_of, tokens_of
+from pipeline.engine.packed.sequence import (
+    Admission,
+    Beginning,
+    Budget,
+    HeldBeginning,
+    Pass,
+    Sequence,
+    pages_of,
+    tokens_of,
+)
 
 RIDING_NODES = 12
 """Label trees up to so many nodes ride along with the prompt: cheaper than keeping it and coming back."""
@@ -27,22 +38,13 @@ _RECENT_SHARE = 8
 
 
 class Scheduler:
-    """See the module. ``pages_for`` gives the pages that a pool takes for a row of so many tokens;
-    ``patience`` is after how many later arrivals the oldest that waits goes first.
-    """
+    """See the module. ``patience`` is after how many later arrivals the oldest that waits goes first."""
 
-    def __init__(
-        self,
-        budget: Budget,
-        *,
-        pages_for: Callable[[int], int] = pages_of,
-        patience: int = _PATIENCE,
-    ) -> None:
+    def __init__(self, budget: Budget, *, patience: int = _PATIENCE) -> None:
         self.budget = budget
-        self.cached = CachedBeginnings(budget.pages // _PREFIX_SHARE, budget.pages // _RECENT_SHARE)
         self.searched: set[int] = set()
         """Numbers of label trees that are searched in rounds, where they are too large to ride."""
-        self._pages_for, self._patience = pages_for, patience
+        self._patience = patience
         self._waiting: dict[int, Sequence] = {}  # in the order of their arrival
         self._turns: list[tuple[tuple[int, int, int], int]] = []
         self._running = RunningSequences()
@@ -50,6 +52,14 @@ class Scheduler:
         self._overtaken = 0
         self._computed_tokens = self._read_for_next = 0
         self._newcomers = 0
+        self._reading: HeldBeginning | None = None
+        self._share_out()
+
+    def _share_out(self) -> None:
+        """An empty pool of as many pages as the budget has."""
+        pages = self.budget.pages
+        self._pool = PageAllocator(pages)
+        self.cached = CachedBeginnings(self._pool, pages // _PREFIX_SHARE, pages // _RECENT_SHARE)
 
     # ── what is there ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -67,6 +77,15 @@ class Scheduler:
     def pages(self) -> int:
         """Held by the sequences in the model and the documents that some ask about."""
         return self._running.pages + self.cached.pages
+
+    @property
+    def pool(self) -> PageAllocator:
+        """All pages there are; prefixes that are kept have some of them, too."""
+        return self._pool
+
+    def takes(self, sequence: Sequence) -> bool:
+        """Whether the pool is large enough for it, alone."""
+        return pages_of(sequence.kept_tokens) <= self.budget.pages
 
     @property
     def _tokens_left(self) -> int:
@@ -91,15 +110,30 @@ class Scheduler:
         """The sequence is answered, released or handed on; its pages come back. True when it was the last one
         about its document.
         """
-        sequence = self._running.remove(number) or self._waiting.pop(number)
-        sequence.pages = 0
+        sequence = self._running.remove(number)
+        if sequence is None:
+            sequence = self._waiting.pop(number)
+        else:
+            self._give_back(sequence)
         return self.cached.forget(sequence)
+
+    def _give_back(self, sequence: Sequence) -> None:
+        if sequence.run is not None:
+            self._pool.give_back(sequence.run)
+        if sequence.seen is not None:
+            self.cached.release(sequence.seen)
+        sequence.run, sequence.seen, sequence.pages = None, None, 0
 
     def give_up(self) -> tuple[int, ...]:
         """A pass failed: what must be forgotten, so that the rest can go on. Everything in the model, or,
-        where that is empty, the one whose turn it was. No beginning is in memory any more.
+        where that is empty, the one whose turn it was. No beginning is in memory any more, once those are
+        forgotten.
         """
+        if self._reading is not None:
+            self.cached.release(self._reading)
+            self._reading = None
         self.cached.clear()
+        self.take_moves()
         self._begin_round()
         if self._running:
             return self.running
@@ -107,22 +141,38 @@ class Scheduler:
         return () if first is None else (first.number,)
 
     def shrink(self, rows: int, least_pages: int) -> None:
-        """Memory ran out with ``rows`` in the model: half of them, and half the pages, are the budget now."""
-        budget = self.budget
+        """Memory ran out with ``rows`` in the model, which are forgotten: half of them, and half the pages,
+        are the budget now, though never less than ``least_pages`` or what the longest that waits needs. The
+        pool is a new, empty one.
+        """
+        assert not self._pool.used, "pages of a pool that is given up are still in use"
+        budget, waiting = self.budget, self._waiting.values()
         budget.rows = halved(budget.rows, rows)
-        budget.pages = halved(budget.pages, budget.pages, least_pages)
+        least = max([least_pages, *(pages_of(sequence.kept_tokens) for sequence in waiting)])
+        budget.pages = min(budget.pages, halved(budget.pages, budget.pages, least))
+        self._share_out()
+        for sequence in waiting:
+            self.cached.expect(sequence)
+
+    def take_moves(self) -> list[Move]:
+        """What ``admit`` has moved in the pool; to be done before anything is read or written there."""
+        return self._pool.take_moves()
 
     # ── who may run ─────────────────────────────────────────────────────────────────────────────────────────
 
     def admit(self) -> Admission:
         """Let sequences in while there is room: rows, pages, and tokens of the next pass. Ask again after
-        what is to be ``read`` was (``has_read``), until there is nothing to read.
+        what is to be ``read`` was (``has_read``), until there is nothing to read. What it moved comes first
+        (``take_moves``).
         """
         admitted: list[int] = []
         while (sequence := self._next()) is not None and self._has_room(sequence):
             missing = self._missing(sequence)
             if missing is not None:
-                return Admission(tuple(admitted), missing, sequence.number)
+                self._reading = self.cached.begin(
+                    missing, self._base_of(missing, sequence), urgent=not self._running
+                )
+                return Admission(tuple(admitted), self._reading, sequence.number)
             self._measure(sequence)
             if not self._joins(sequence):
                 break
@@ -130,20 +180,21 @@ class Scheduler:
             admitted.append(sequence.number)
         return Admission(tuple(admitted))
 
-    def has_read(
-        self, reader: int, beginning: Beginning, *, held: bool = True, computed_tokens: int = 0
-    ) -> None:
+    def has_read(self, reader: int, *, held: bool = True, computed_tokens: int = 0) -> None:
         """What ``admit`` asked for is in memory; ``computed_tokens`` of it were no load from elsewhere. Not
         ``held``: ``reader`` had better read that document in one go with the rest.
         """
         self._read_for_next += computed_tokens
+        reading, self._reading = self._reading, None
+        assert reading is not None
         sequence = self._waiting[reader]
-        if beginning == sequence.prefix:
-            self.cached.use_prefix(beginning)
-        elif held:
-            self.cached.hold_document(beginning)
-        else:
+        if not held:
             sequence.apart = False
+            self.cached.release(reading)
+        elif sequence.prefix is not None and reading.key == sequence.prefix.key:
+            self.cached.use_prefix(reading)
+        else:
+            self.cached.hold_document(reading)
 
     def resume(self, number: int, tokens: int) -> None:
         """``tokens`` of its text are known from an earlier process: they are read, not decoded."""
@@ -162,18 +213,21 @@ class Scheduler:
         return None
 
     def _has_room(self, sequence: Sequence) -> bool:
-        """Whether it may come in now. Where nothing runs it always may: documents make way for it."""
+        """Whether it may come in now. Where nothing runs it always may: beginnings make way for it."""
         budget = self.budget
         if self._tokens_left <= 0 or len(self._running) >= budget.rows:
             return False
         if sequence.decodes and self._running.decoding >= max(1, budget.decoding_rows):
             return False
-        needed = self._needed_pages(sequence)
-        if self._running:
-            return self.pages + needed <= budget.pages
-        held = sequence.document if self._document_held(sequence) else None
-        self.cached.make_room(budget.pages - needed, held)
-        return True
+        needed, alone = self._needed_pages(sequence), not self._running
+
+        def enough() -> bool:
+            return self._pool.fits(needed, urgent=alone)
+
+        if enough():
+            return True
+        self.cached.make_room(enough, {beginning.key for beginning in self._chain(sequence)}, alone=alone)
+        return enough()
 
     def _joins(self, sequence: Sequence) -> bool:
         """Whether the next pass has tokens left for it. The first newcomer, and one that fits into no pass,
@@ -183,12 +237,17 @@ class Scheduler:
         return not self._running or not self._newcomers or not self._tokens_left < size <= self.budget.tokens
 
     def _let_in(self, sequence: Sequence) -> None:
+        if sequence.pages:
+            sequence.run = self._pool.take(sequence.pages, urgent=not self._running)
+            assert sequence.run is not None, "a sequence is let in although there is no room for it"
+        if sequence.seen is not None:
+            self.cached.retain(sequence.seen)
         oldest = next(iter(self._waiting))
         self._overtaken = 0 if sequence.number == oldest else self._overtaken + 1
         del self._waiting[sequence.number]
         self._running.add(sequence)
-        if sequence.prefix is not None and self.cached.has_prefix(sequence.prefix):
-            self.cached.use_prefix(sequence.prefix)
+        if (prefix := self.cached.prefix(sequence.prefix)) is not None:
+            self.cached.use_prefix(prefix)
         self._newcomers += 1
         self._computed_tokens, self._read_for_next = self._computed_tokens + self._read_for_next, 0
 
@@ -196,17 +255,37 @@ class Scheduler:
 
     def _missing(self, sequence: Sequence) -> Beginning | None:
         """What is worth a pass of its own before ``sequence`` is read, and not there."""
-        document, prefix = sequence.document, sequence.prefix
-        if self._document_held(sequence):
-            return None
-        if prefix is not None and not self.cached.has_prefix(prefix) and self.cached.users(prefix) > 1:
-            return prefix
-        if document is None or not self._apart(sequence) or self.cached.revive(document):
-            return None
-        return document
+        for beginning in self._chain(sequence):
+            if self.cached.find(beginning) is None:
+                return beginning
+            if beginning == sequence.document:
+                self.cached.revive(beginning)
+        return None
 
-    def _document_held(self, sequence: Sequence) -> bool:
-        return sequence.document is not None and self.cached.has_document(sequence.document)
+    def _chain(self, sequence: Sequence) -> list[Beginning]:
+        """The beginnings that it is to see, those with the first tokens first: such as others want, too, and
+        such as the pool can hold beside it.
+        """
+        document, prefix = sequence.document, sequence.prefix
+        apart = self._apart(sequence)
+        held = self.cached.document(document, recent=apart)
+        if document is not None and held is not None and self._fits_beside(sequence, held.chain):
+            return [document]
+        chain = []
+        if prefix is not None and (self.cached.prefix(prefix) or self.cached.users(prefix) > 1):
+            chain.append(prefix)
+        if document is not None and held is None and apart:
+            chain.append(document)
+        while chain and not self._fits_beside(sequence, chain):
+            chain.pop()
+        return chain
+
+    def _fits_beside(self, sequence: Sequence, chain: Iterable[Beginning | HeldBeginning]) -> bool:
+        begun = pages = 0
+        for beginning in chain:
+            pages += pages_of(beginning.tokens - begun)
+            begun = beginning.tokens
+        return pages + self._own_pages(sequence, begun) <= self.budget.pages
 
     def _apart(self, sequence: Sequence) -> bool:
         """Whether its document is looked for, or read before its question: others want it, too."""
@@ -215,36 +294,33 @@ class Scheduler:
             return False
         return sequence.stored or self.cached.users(document) > 1 or self.cached.is_recent(document)
 
+    def _base_of(self, missing: Beginning, sequence: Sequence) -> HeldBeginning | None:
+        """What is in memory of a document that is to be read for ``sequence``: its prefix."""
+        return None if missing == sequence.prefix else self.cached.prefix(sequence.prefix)
+
     def _needed_pages(self, sequence: Sequence) -> int:
-        """Its own pages, and its document's where that would be read for it."""
-        if self._document_held(sequence) or not self._apart(sequence):
-            return self._own_pages(sequence, tokens_of(self.longest_held(sequence)))
-        assert sequence.document is not None
-        return sequence.document.pages + self._own_pages(sequence, sequence.document.tokens)
+        """Its own pages, and those of beginnings that would be read for it."""
+        begun = pages = 0
+        for beginning in self._chain(sequence):
+            if self.cached.find(beginning) is None:
+                pages += pages_of(beginning.tokens - begun)
+            begun = beginning.tokens
+        return pages + self._own_pages(sequence, begun)
 
     def _measure(self, sequence: Sequence) -> None:
         """All its beginnings are there, or will not be: what is left to read, and where it is kept."""
-        sequence.seen = self.longest_held(sequence)
+        chain = self._chain(sequence)
+        sequence.seen = self.cached.find(chain[-1]) if chain else None
         sequence.unread = sequence.prompt_tokens - tokens_of(sequence.seen)
         sequence.riding = 0 if self._searches(sequence) else sequence.tree_tokens
         sequence.pages = self._own_pages(sequence, tokens_of(sequence.seen))
 
-    def longest_held(self, sequence: Sequence) -> Beginning | None:
-        """The longest of its beginnings that is in memory."""
-        if self._document_held(sequence):
-            return sequence.document
-        prefix = sequence.prefix
-        return prefix if prefix is not None and self.cached.has_prefix(prefix) else None
-
-    def _own_pages(self, sequence: Sequence, cached: int) -> int:
-        """Rows that decode keep what they read, a copy of their document, too (they decode faster when all
-        they see lies together); prompts that are scored in one pass keep nothing.
-        """
-        own = sequence.prompt_tokens - cached
+    def _own_pages(self, sequence: Sequence, seen_tokens: int) -> int:
+        """Rows that decode keep what they read; prompts that are scored in one pass keep nothing."""
+        own = sequence.prompt_tokens - seen_tokens
         if sequence.decodes:
-            copied = cached if self._document_held(sequence) or self._apart(sequence) else 0
-            return self._pages_for(copied + own + sequence.new_tokens)
-        return self._pages_for(own) if self._searches(sequence) or own > self.budget.tokens else 0
+            return pages_of(own + sequence.new_tokens)
+        return pages_of(own) if self._searches(sequence) or own > self.budget.tokens else 0
 
     def _searches(self, sequence: Sequence) -> bool:
         return sequence.tree_tokens > RIDING_NODES and sequence.tree in self.searched
