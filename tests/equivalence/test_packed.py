@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from pipeline.engine.packed.attend_by_views import ByViews
 from pipeline.engine.packed.engine import PackedEngine
+from pipeline.engine.packed.page_allocator import Move
+from pipeline.engine.packed.page_pool import KvPool
 from pipeline.engine.packed.support import sliding_window, unsupported
 from pipeline.engine.static.engine import StaticEngine
 from pipeline.records import Decode, Generation, Plan, Request, Score
@@ -147,15 +150,15 @@ def test_a_shared_prefix_is_read_once_and_never_changed() -> None:
     engine = PackedEngine(model, PLAN, end_ids=END_IDS, static=static, window=None)
     engine.admit([Request(i, prompt, Decode(8), 20) for i, prompt in enumerate(shared_prompts(20))])
     engine.step()
-    (prefix,) = engine._cache._held.values()
-    before = {layer: (keys.clone(), values.clone()) for layer, (keys, values) in prefix.layers.items()}
+    (prefix,) = engine._scheduler.cached.held
+    before = [(keys.clone(), values.clone()) for _, (keys, values) in engine._pool.read(prefix.run, 0, 20)]
     while not engine.idle:
         engine.step()
-    assert list(engine._cache._held.values()) == [prefix]
+    assert engine._scheduler.cached.held == [prefix]
     assert prefix.tokens == 20
-    for layer, (keys, values) in prefix.layers.items():
-        assert torch.equal(keys, before[layer][0])
-        assert torch.equal(values, before[layer][1])
+    for (_, (keys, values)), kept in zip(engine._pool.read(prefix.run, 0, 20), before, strict=True):
+        assert torch.equal(keys, kept[0])
+        assert torch.equal(values, kept[1])
 
 
 def test_a_wrong_prefix_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,10 +186,8 @@ def test_a_model_that_raises_in_company_is_left_to_the_static_engine(monkeypatch
             raise RuntimeError("DefaultCPUAllocator: not enough memory")
         return real(*_)
 
-    import pipeline.engine.packed.attention as module
-
-    real = module._attend_fresh
-    monkeypatch.setattr(module, "_attend_fresh", attention)
+    real = ByViews.attend
+    monkeypatch.setattr(ByViews, "attend", attention)
     done, handed = run(
         model, PLAN, [Request(i, prompt, Decode(NEW_TOKENS)) for i, prompt in enumerate(asked)]
     )
@@ -227,11 +228,35 @@ def test_rows_come_go_and_are_released_at_any_time() -> None:
     model.set_attn_implementation("sdpa")
     assert static.handed == 0
     assert not engine._scheduler.cached._users
-    assert not engine._pool.pages
+    kept = {part.run for held in engine._scheduler.cached.held for part in held.chain}
+    assert set(engine._scheduler.pool.runs) == kept
     for request in requests:
         if request.request_id in found:
             _check_alone(model, request, found[request.request_id])
     assert {request.request_id for request in requests} - released <= set(found)
+
+
+def test_rows_that_are_moved_while_they_decode_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool for little more than what runs: runs are moved for newcomers, also over their own old places."""
+    monkeypatch.setattr("pipeline.engine.packed.page_allocator.COMPACT_BELOW", 1.0)
+    moved: list[Move] = []
+    move = KvPool.move
+    monkeypatch.setattr(KvPool, "move", lambda pool, moves: (moved.append(moves), move(pool, moves)))
+    model, chance = tiny_model("llama (GQA)"), random.Random(8)
+    prefix = prompts((20,))[0]
+    asked = [
+        (*prefix, *(chance.randrange(15, 199) for _ in range(chance.choice((10, 60, 150)))))
+        for _ in range(30)
+    ]
+    requests = [
+        Request(number, ids, Decode(chance.choice((3, 40))), 20 * (number % 2))
+        for number, ids in enumerate(asked)
+    ]
+    done, handed = run(model, dataclasses.replace(PLAN, batch_tokens=500), requests)
+    assert any(each.pages > each.source - each.target for each in moved)
+    assert handed == 0
+    for request, generation in zip(requests, done, strict=True):
+        _check_alone(model, request, generation)
 
 
 def _any_request(chance: random.Random, number: int, shared: tuple[int, ...]) -> Request:

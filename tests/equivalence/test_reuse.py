@@ -16,10 +16,14 @@ import pytest
 import torch
 
 from pipeline.config import StoreConfig
-from pipeline.engine.packed.attention import IMPLEMENTATION, Prefix
+from pipeline.engine.packed.attention import IMPLEMENTATION
 from pipeline.engine.packed.engine import PackedEngine
-from pipeline.engine.packed.prefix_cache import _ranges
-from pipeline.engine.packed.sequence import PAGE_TOKENS
+from pipeline.engine.packed.feed import Row
+from pipeline.engine.packed.model_runner import PackedModelRunner
+from pipeline.engine.packed.page_allocator import Run
+from pipeline.engine.packed.page_pool import KvPool
+from pipeline.engine.packed.prefix_cache import PrefixCache
+from pipeline.engine.packed.sequence import PAGE_TOKENS, HeldBeginning
 from pipeline.engine.packed.support import sliding_window, unsupported
 from pipeline.engine.reuse.device_time import lasting
 from pipeline.engine.reuse.prefix_store import PrefixStore
@@ -98,10 +102,15 @@ def answers_of(
     assert [generation.error for generation in done] == [None] * len(requests)
     assert not static.handed
     assert not engine._scheduler.pages
-    assert not engine._pool.pages
+    assert set(engine._scheduler.pool.runs) == _runs_kept(engine)
     if session:
         session.writer.flush()
     return sorted(done, key=lambda generation: generation.request_id)
+
+
+def _runs_kept(engine: PackedEngine) -> set[Run]:
+    """Of the beginnings that stay in memory."""
+    return {part.run for held in engine._scheduler.cached.held for part in held.chain}
 
 
 def check_scores(model: Any, requests: Sequence[Request], done: Sequence[Generation]) -> None:
@@ -326,9 +335,18 @@ def test_saving_goes_on_after_a_checkpoint_was_lost(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_waits_keeps_no_more_in_memory_than_it_is_large() -> None:
-    prefix = Prefix(300, {0: (torch.zeros(1, 2, 300, 4), torch.zeros(1, 2, 300, 4))})
-    for begin in (0, 200):
-        ranges = _ranges(prefix, begin)
+    model = tiny_model("llama (GQA)")
+    pool = KvPool(20, torch.device("cpu"))
+    cache = PrefixCache(PackedModelRunner(model, pool), PLAN, None)
+    states = torch.arange(160 * 2 * 4.0).view(160, 2, 4)
+    for run in (Run(0, 10), Run(10, 10)):
+        pool.fill(0, run, (states, -states))
+    row = Row(HeldBeginning(0, 150, Run(0, 10)), Run(10, 10), 150)
+    for begin in (0, 20, 200):
+        ranges = cache._ranges(row, begin)
+        whole = torch.cat([states[:150], states[:150]])[begin:].transpose(0, 1)
+        assert torch.equal(ranges["L0.k"], whole)
+        assert torch.equal(ranges["L0.v"], -whole)
         assert all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in ranges.values())
 
 

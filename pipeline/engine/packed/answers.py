@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
+from pipeline.engine.packed.feed import Feed, Row
 from pipeline.engine.packed.label_trie import ROOT, LabelTrie, Search, SearchWorth
-from pipeline.engine.packed.model_runner import Feed
-from pipeline.engine.packed.page_pool import Row
 from pipeline.engine.packed.text_checkpoints import TextCheckpoints
 from pipeline.engine.sampling.hidden_state import packed
 from pipeline.engine.sampling.sampler import TokenSampler

@@ -188,12 +188,6 @@ class CachedBeginnings:
                 if key not in spared and (held := kind.take(key)) is not None:
                     self.release(held)
 
-    def clear(self) -> None:
-        """Everything goes."""
-        for kind in (self._prefixes, self._documents, self._recent):
-            while kind:
-                self.release(kind.take_oldest())
-
     def _let_go(self, key: int, *, awaited: bool) -> None:
         held = self._documents.take(key)
         if held is None:

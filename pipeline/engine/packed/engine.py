@@ -25,13 +25,14 @@ from pipeline.engine.out_of_memory import free_memory, is_out_of_memory
 from pipeline.engine.packed.answers import LabelAnswer, LabelTrees, Running, TextAnswer
 from pipeline.engine.packed.attention import IMPLEMENTATION
 from pipeline.engine.packed.batch_size_ramp import BatchSizeRamp
-from pipeline.engine.packed.model_runner import Feed, PackedModelRunner
-from pipeline.engine.packed.page_pool import PagePool, Row, pages_for
+from pipeline.engine.packed.feed import Feed, Row
+from pipeline.engine.packed.model_runner import PackedModelRunner
+from pipeline.engine.packed.page_pool import KvPool
 from pipeline.engine.packed.pass_results import Found, PassResults
 from pipeline.engine.packed.prefix_cache import PrefixCache
 from pipeline.engine.packed.requests import sequence_of
 from pipeline.engine.packed.scheduler import Scheduler
-from pipeline.engine.packed.sequence import PAGE_TOKENS, Admission, Beginning, Budget, pages_of
+from pipeline.engine.packed.sequence import PAGE_TOKENS, Admission, Budget, HeldBeginning, pages_of
 from pipeline.engine.packed.text_checkpoints import TextCheckpoints
 from pipeline.engine.reuse.prefix_store import PrefixStore
 from pipeline.engine.sampling.hidden_state import watched
@@ -59,21 +60,21 @@ class PackedEngine:
         self._model = model
         # the setting has no public reader
         self._plain_attention = model.config._attn_implementation  # noqa: SLF001
-        self._runner = PackedModelRunner(model, input_device(model))
-        self._pool = PagePool()
+        pages = max(1, plan.batch_tokens // PAGE_TOKENS)
+        self._pool = KvPool(pages, input_device(model))
+        self._runner = PackedModelRunner(model, self._pool)
         self._cache = PrefixCache(self._runner, plan, reuse)
         self._texts, self._trees = TextCheckpoints(reuse), LabelTrees()
         # of rows that decode; those that are only read leave with their pass
         self._ramp = BatchSizeRamp(plan.max_batch_rows)
-        pages = plan.batch_tokens // PAGE_TOKENS
         budget = Budget(plan.max_batch_rows, plan.prefill_chunk_tokens, pages, self._ramp.rows)
-        self._scheduler = Scheduler(budget, pages_for=pages_for)
+        self._scheduler = Scheduler(budget)
         self._requests: dict[int, Request] = {}
         self._running: dict[int, Running] = {}
         self._made_for: set[int] = set()
         self._under_way: PassResults | None = None
         self._read_at = 0.0
-        self._late = self._runner.device.type == "cuda"
+        self._late = self._pool.device.type == "cuda"
 
     @property
     def idle(self) -> bool:
@@ -84,13 +85,13 @@ class PackedEngine:
         """Queue ``requests``, longest first."""
         for request in requests:
             too_long = self._window is not None and row_tokens(request) > self._window
-            if too_long or self._static.refuses(request):
+            tree = None if isinstance(request.ask, Decode) else self._trees.of(request.ask)
+            sequence = sequence_of(request, tree, stored=self._cache.wants(request))
+            if too_long or self._static.refuses(request) or not self._scheduler.takes(sequence):
                 self._static.admit([request])
             else:
                 self._requests[request.request_id] = request
-                tree = None if isinstance(request.ask, Decode) else self._trees.of(request.ask)
-                stored = self._cache.wants(request)
-                self._scheduler.add(sequence_of(request, tree, stored=stored))
+                self._scheduler.add(sequence)
 
     def release(self, request_ids: Collection[int]) -> None:
         """Forget queued requests and those under way."""
@@ -165,6 +166,8 @@ class PackedEngine:
         newcomers: list[int] = []
         while True:
             admission = self._scheduler.admit()
+            for move in self._scheduler.take_moves():
+                self._pool.move(move)
             for number in admission.admitted:
                 self._start(number)
             newcomers += admission.admitted
@@ -172,34 +175,30 @@ class PackedEngine:
                 break
             self._tell_started([admission.reader])  # first: reading it may be what takes the process down
             self._read(admission, admission.read)
-        self._drop_evicted()
         self._tell_started(newcomers)
 
     def _tell_started(self, numbers: Sequence[int]) -> None:
         if numbers and self.listener is not None:
             self.listener.started(numbers)
 
-    def _read(self, admission: Admission, beginning: Beginning) -> None:
+    def _read(self, admission: Admission, beginning: HeldBeginning) -> None:
         request, sequence = self._requests[admission.reader], self._scheduler.sequence(admission.reader)
         held = True
-        self._drop_evicted()  # before there is more
-        if beginning == sequence.prefix:
-            self._cache.read_prefix(beginning.key, request.ids[: beginning.tokens])
+        if sequence.prefix is not None and beginning.key == sequence.prefix.key:
+            self._cache.read_prefix(beginning, request.ids[: beginning.tokens])
         else:
-            others = self._scheduler.cached.users(beginning) - 1
-            base = self._scheduler.longest_held(sequence)
-            held = self._cache.read_document(
-                beginning.key, request, None if base is None else base.key, others
-            )
+            assert sequence.document is not None
+            others = self._scheduler.cached.users(sequence.document) - 1
+            held = self._cache.read_document(beginning, request, others)
             self._made_for.add(admission.reader)
         computed = self._cache.read_tokens()
-        self._scheduler.has_read(admission.reader, beginning, held=held, computed_tokens=computed)
+        self._scheduler.has_read(admission.reader, held=held, computed_tokens=computed)
 
     def _start(self, number: int) -> None:
-        """Give an admitted sequence its pages, and an answer to fill in."""
+        """Give an admitted sequence a row, and an answer to fill in."""
         request, sequence = self._requests[number], self._scheduler.sequence(number)
         seen, ask = sequence.seen, request.ask
-        row = Row((), None if seen is None else self._cache.get(seen.key))
+        row = Row(seen, sequence.run)
         own = request.ids[row.start :]
         if isinstance(ask, Decode):
             text = TextAnswer(request, ask, self._end_ids, self._texts)
@@ -209,13 +208,10 @@ class PackedEngine:
             searching = sequence.tree_tokens > 0 and sequence.riding == 0
             labels = LabelAnswer(ask, self._trees.of(ask), searching=searching)
             self._running[number] = Running(request, row, own, labels)
-        if sequence.pages:
-            self._pool.place(row, sequence.pages)
-        if seen is not None and seen == sequence.document:
-            if number not in self._made_for:
-                self._cache.count_shared(seen.tokens)
-            if sequence.decodes:  # a row decodes faster when all it sees is in its pages
-                self._pool.settle(row)
+        document = sequence.document
+        of_document = seen is not None and document is not None and seen.key == document.key
+        if seen is not None and of_document and number not in self._made_for:
+            self._cache.count_shared(seen.tokens)
         self._made_for.discard(number)
 
     # ── one pass ────────────────────────────────────────────────────────────────────────────────────────────
@@ -227,7 +223,7 @@ class PackedEngine:
         feeds = []
         for number, running in self._running.items():
             if number in planned.prefill:
-                keep = running.row.storage is not None
+                keep = running.row.run is not None
                 feeds.append((running, running.prefill(planned.prefill[number], keep=keep)))
             elif number in decode and (feed := running.decode()) is not None:
                 feeds.append((running, feed))
@@ -259,6 +255,7 @@ class PackedEngine:
 
     def _give(self, number: int, found: Found, finished: list[Generation]) -> None:
         if not found.finite:
+            self._scrub(number)
             self._leave(number)
             self._static.admit([found.running.request])  # alone it may hold; if not, it is recorded there
             return
@@ -272,29 +269,26 @@ class PackedEngine:
 
     def _leave(self, number: int) -> None:
         """The request is the engine's no more: its pages, and what only it wanted, come back."""
-        running = self._running.pop(number, None)
-        if running is not None:
-            # rows move inside tensors made in it, also when a request is released between passes
-            with torch.inference_mode():
-                self._pool.leave(running.row)
+        self._running.pop(number, None)
         document = self._scheduler.sequence(number).document
         last = self._scheduler.forget(number)
         del self._requests[number]
         self._made_for.discard(number)
-        self._drop_evicted()
         if last and document is not None:
             self._cache.finish(document.key)
 
-    def _drop_evicted(self) -> None:
-        self._cache.drop(self._scheduler.cached.take_evicted())
+    def _scrub(self, number: int) -> None:
+        """Nothing of a row that is no number stays in its pages."""
+        run = self._running[number].row.run
+        if run is not None:
+            self._pool.scrub(run)
 
     def _give_up(self, error: Exception, answered: Collection[int]) -> None:
         """Hand everything in the model that is not ``answered`` to the static engine, which runs smaller and
-        alone, and names the guilty. All pages come back first: what failed may have left a row in any state.
+        alone, and names the guilty. All pages come back: what failed may have left a row in any state.
         """
         rows = len(self._scheduler.running)
         self._under_way = None
-        self._pool.clear()
         gone = self._scheduler.give_up()
         self._static.admit([self._requests[number] for number in gone if number not in answered])
         for number in gone:
@@ -302,6 +296,7 @@ class PackedEngine:
         if is_out_of_memory(error):
             if rows > 1:  # the next passes are to be smaller; one alone does not tell how many fit together
                 self._scheduler.shrink(rows, pages_of(self._plan.context_tokens))
+                self._pool.resize(self._scheduler.pool.pages)
                 self._ramp.shrink(self._scheduler.budget.rows)
             free_memory()
 

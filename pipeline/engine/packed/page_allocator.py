@@ -13,9 +13,9 @@ from dataclasses import dataclass
 COMPACT_BELOW = 0.85
 """Share of the pool that is in use, from which on no run is moved for a newcomer that could as well wait.
 
-Measured over 10,000 arrivals and departures of mixed lengths (``tests/engine/packed/test_page_allocator.py``):
-without moves 0.78 of the pool are in use, at 0.85 0.92 with a page moved for each page that is given out, at
-1.0 0.96 with 3.4.
+Measured over 10,000 arrivals and departures of mixed lengths (``tests/engine/packed/``): without moves 0.78
+of the pool are in use; up to 0.85 with them 0.92, and a page is moved for each page that is given out; up to
+1.0 0.96, and 3.4 are.
 """
 
 
@@ -34,7 +34,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What lies in ``pages`` pages from ``source`` on goes to ``target``, which is lower; both may overlap."""
+    """What lies in ``pages`` pages from ``source`` on goes to ``target``, lower; both may overlap."""
 
     source: int
     target: int

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from pipeline.engine.packed.answers import LabelAnswer, Running, TextAnswer
-from pipeline.engine.packed.model_runner import Feed
+from pipeline.engine.packed.feed import Feed
 from pipeline.engine.sampling.choice import choose
 from pipeline.engine.sampling.sampler import TokenSampler
 from pipeline.engine.transfers import Arrival, sent

@@ -1,20 +1,23 @@
 """Beginnings of prompts that are read once: a task's instructions, a document about which several questions
 are asked.
 
-In memory a beginning is a ``Prefix``: one copy, seen by all rows whose prompts begin with it. How long it
-stays is the scheduler's decision, which names it by a number. Behind that lies the KV store: what earlier
-runs and other tasks left there is loaded instead of computed, what further questions may want is put there,
-and the reading of a long document is saved on its way.
+In memory a beginning is a ``HeldBeginning``: pages of the pool, seen by all rows whose prompts begin with it.
+Where it lies and how long it stays is the scheduler's decision. Behind that lies the KV store: what earlier
+runs and other tasks left there is loaded instead of computed, straight into those pages, what further
+questions may want is put there, and the reading of a long document is saved on its way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 
 import torch
 
-from pipeline.engine.packed.attention import Prefix
+from pipeline.engine.packed.feed import Row
 from pipeline.engine.packed.model_runner import PackedModelRunner
+from pipeline.engine.packed.page_allocator import Run
+from pipeline.engine.packed.page_pool import KvPool
+from pipeline.engine.packed.sequence import HeldBeginning
 from pipeline.engine.reuse.device_time import Stopwatch, lasting
 from pipeline.engine.reuse.prefix_store import LEAST_TOKENS, PrefillCheckpoints, PrefixStore
 from pipeline.records import Plan, Request, document_of
@@ -24,30 +27,17 @@ _Ids = tuple[int, ...]
 
 
 class PrefixCache:
-    """The keys and values behind the scheduler's numbers. ``reuse`` None: only what is in memory is shared.
-    ``pulse`` is called after each pass.
+    """How beginnings get into their pages. ``reuse`` None: only what is in memory is shared. ``pulse`` is
+    called after each pass.
     """
 
     def __init__(self, runner: PackedModelRunner, plan: Plan, reuse: PrefixStore | None) -> None:
         self.pulse: Callable[[], None] = lambda: None
         self._reuse = reuse
-        self._runner = runner
+        self._runner, self._pool = runner, runner.pool
         self._plan = plan
-        self._held: dict[int, Prefix] = {}
         self._saved: dict[int, tuple[_Ids, bool]] = {}
         self._read_tokens = 0
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def get(self, key: int) -> Prefix:
-        """One that is in memory."""
-        return self._held[key]
-
-    def drop(self, keys: Iterable[int]) -> None:
-        """Let go of what was evicted; unknown ones are fine."""
-        for key in keys:
-            self._held.pop(key, None)
 
     def finish(self, key: int) -> None:
         """No question about this document waits any more: what was saved of its reading is kept or
@@ -75,112 +65,125 @@ class PrefixCache:
 
     # ── making it ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def read_prefix(self, key: int, ids: _Ids) -> None:
+    def read_prefix(self, held: HeldBeginning, ids: _Ids) -> None:
         """The shared beginning of a task's prompts, loaded or computed, and kept for the next start."""
-        found = self._loaded(ids) if self._reuse is not None and len(ids) >= LEAST_TOKENS else None
-        prefix = found[0] if found else None
-        before = prefix.tokens if prefix else 0
-        watch = self._stopwatch()
-        prefix = self._continued(prefix, ids, None)
+        row = Row(held.base, held.run)
+        if self._reuse is not None and len(ids) >= LEAST_TOKENS:
+            self._load(row, ids)
+        before, watch = row.start + row.cached, self._stopwatch()
+        self._continue(row, ids, None)
         if self._reuse is not None and before < len(ids) and len(ids) >= LEAST_TOKENS:
-            self._reuse.put("prefix", ids, watch.so_far(), _ranges(prefix, 0))
-        self._held[key] = prefix
+            self._reuse.put("prefix", ids, watch.so_far(), self._ranges(row, 0))
 
-    def read_document(self, key: int, request: Request, base: int | None, others: int) -> bool:
+    def read_document(self, held: HeldBeginning, request: Request, others: int) -> bool:
         """The prompt up to the end of its document, where ``others`` that wait want it, too, or the KV store
-        has or wants it; ``base`` is the key of a beginning that is in memory. False: the question may as well
-        be read in one go.
+        has or wants it. False: the question may as well be read in one go.
         """
-        begun = None if base is None else self._held[base]
-        ids = document_of(request)
+        row, ids = Row(held.base, held.run), document_of(request)
         if self.wants(request):
-            prefix = self._with_store(key, request, begun, others)
-        else:
-            prefix = self._continued(begun, ids, None) if others > 0 else None
-        if prefix is not None:
-            self._held[key] = prefix
-        return prefix is not None
+            return self._with_store(held.key, row, request, others)
+        if others > 0:
+            self._continue(row, ids, None)
+        return others > 0
 
-    def _with_store(self, key: int, request: Request, base: Prefix | None, others: int) -> Prefix | None:
+    def _with_store(self, key: int, row: Row, request: Request, others: int) -> bool:
         assert self._reuse is not None
         ids = document_of(request)
-        prefix, resumed = self._loaded(ids) or (None, False)
+        loaded, resumed = self._load(row, ids)
         keep = self._reuse.keeps(len(ids), len(ids) * self._plan.kv_bytes_per_token, request.awaited - others)
         long = self._reuse.session.is_long(len(ids))
         if resumed:
             self._saved[key] = ids, keep
-        if prefix is None and not (others > 0 or keep or long):
-            return None
-        saving = (
-            PrefillCheckpoints(self._reuse, ids, prefix.tokens if prefix and resumed else 0)
-            if long or resumed
-            else None
-        )
-        keep = keep and (prefix is None or prefix.tokens < len(ids))
-        return self._computed(key, ids, prefix or base, keep=keep, saving=saving)
+        if not (loaded or others > 0 or keep or long):
+            return False
+        saving = None
+        if long or resumed:
+            saving = PrefillCheckpoints(self._reuse, ids, row.start + row.cached if resumed else 0)
+        keep = keep and row.start + row.cached < len(ids) if loaded else keep
+        self._compute(key, row, ids, keep=keep, saving=saving)
+        return True
 
-    def _computed(
-        self, key: int, ids: _Ids, start: Prefix | None, *, keep: bool, saving: PrefillCheckpoints | None
-    ) -> Prefix:
-        """``ids`` read from where ``start`` ends, and put on the KV store if it is to be kept."""
+    def _compute(
+        self, key: int, row: Row, ids: _Ids, *, keep: bool, saving: PrefillCheckpoints | None
+    ) -> None:
+        """``ids`` read from where ``row`` ends, and put on the KV store if they are to be kept."""
         assert self._reuse is not None
-        session, begun = self._reuse.session, start.tokens if start is not None else 0
-        watch = self._stopwatch()
-        prefix = self._continued(start, ids, saving)
-        if prefix.tokens > begun:
-            session.computed(prefix.tokens - begun, watch.so_far())
+        session, begun, watch = self._reuse.session, row.start + row.cached, self._stopwatch()
+        self._continue(row, ids, saving)
+        if len(ids) > begun:
+            session.computed(len(ids) - begun, watch.so_far())
         speed = session.prefill_tokens_per_second
-        took = lasting(prefix.tokens / speed) if speed else watch.so_far()
+        took = lasting(len(ids) / speed) if speed else watch.so_far()
         if saving is not None and saving.used:
-            saving.save(prefix.tokens, took, lambda begin: (_ranges(prefix, begin), {}))
+            saving.save(len(ids), took, lambda begin: (self._ranges(row, begin), {}))
             self._saved[key] = ids, self._saved.get(key, (ids, False))[1] or keep
         elif keep:
-            self._reuse.put("document", ids, took, _ranges(prefix, 0))
-        return prefix
+            self._reuse.put("document", ids, took, self._ranges(row, 0))
 
-    def _continued(self, start: Prefix | None, ids: _Ids, saving: PrefillCheckpoints | None) -> Prefix:
-        """``start`` and what ``ids`` have beyond it; ``start`` itself stays as it is."""
-        prefix = Prefix(0) if start is None else Prefix(start.tokens, dict(start.layers))
+    def _continue(self, row: Row, ids: _Ids, saving: PrefillCheckpoints | None) -> None:
+        """What ``ids`` have beyond ``row`` is read into its run."""
         watch, chunk_tokens = self._stopwatch(), self._plan.prefill_chunk_tokens
-        while prefix.tokens < len(ids):
+        while (begin := row.start + row.cached) < len(ids):
             # Stretches end at the same tokens whether or not the beginning was loaded: the numbers are the
             # same then, too.
-            end = min(len(ids), (prefix.tokens // chunk_tokens + 1) * chunk_tokens)
-            self._read_tokens += end - prefix.tokens
-            self._runner.extend(prefix, ids[prefix.tokens : end])
+            end = min(len(ids), (begin // chunk_tokens + 1) * chunk_tokens)
+            self._read_tokens += end - begin
+            self._runner.extend(row, ids[begin:end])
             self.pulse()
             if saving is not None and end < len(ids) and saving.is_due():
-                saving.save(end, watch.so_far(), lambda begin: (_ranges(prefix, begin), {}))
-        return prefix
+                saving.save(end, watch.so_far(), lambda begin: (self._ranges(row, begin), {}))
 
     def _stopwatch(self) -> Stopwatch:
-        device = self._runner.device
+        device = self._pool.device
         return Stopwatch((device,)) if self._reuse is None else self._reuse.session.stopwatch(device)
 
-    def _loaded(self, ids: _Ids) -> tuple[Prefix, bool] | None:
-        """What the KV store has of ``ids``, and whether it is a checkpoint."""
+    def _load(self, row: Row, ids: _Ids) -> tuple[bool, bool]:
+        """Whether the KV store has more of ``ids`` than ``row``, whose run then has it, too; and whether it
+        is a checkpoint.
+        """
         assert self._reuse is not None
         found = self._reuse.find(ids)
-        return None if found is None else (_prefix_of(found[0], self._runner.device), found[1])
+        if found is None or found[0].tokens <= row.start:
+            return False, False
+        loaded, resumed = found
+        _restore(self._pool, row, loaded)
+        return True, resumed
+
+    def _ranges(self, row: Row, begin: int) -> dict[str, torch.Tensor]:
+        """Keys and values of all layers as the store has them: (G, tokens, D), those from token ``begin``.
+
+        Copies: the pages will be others' before the store has written them.
+        """
+        ranges = {}
+        for layer, pair in _stretches(self._pool, row, begin):
+            for name, parts in zip("kv", pair, strict=True):
+                ranges[f"L{layer}.{name}"] = torch.cat(parts).transpose(0, 1).contiguous()
+        return ranges
 
 
-def _ranges(prefix: Prefix, begin: int) -> dict[str, torch.Tensor]:
-    """Keys and values of all layers as the store has them: (G, tokens, D), those from token ``begin``.
-
-    A part is a copy: a view of it would keep the whole prefix as it is now in memory for as long as it waits
-    to be written.
-    """
-    ranges = {}
-    for layer, pair in prefix.layers.items():
-        for name, kept in zip("kv", pair, strict=True):
-            ranges[f"L{layer}.{name}"] = kept[0, :, begin:].clone() if begin else kept[0]
-    return ranges
+def _parts(row: Row, begin: int) -> list[tuple[Run, int, int]]:
+    """Where the tokens of ``row`` from ``begin`` on lie: runs, and which tokens of them."""
+    held = [] if row.seen is None else [(part.run, part.begin, part.tokens) for part in row.seen.chain]
+    assert row.run is not None
+    held.append((row.run, row.start, row.start + row.cached))
+    return [(run, max(0, begin - first), end - first) for run, first, end in held if end > begin]
 
 
-def _prefix_of(loaded: Loaded, device: torch.device) -> Prefix:
-    layers = {}
-    for name in loaded.ranges:
+def _stretches(
+    pool: KvPool, row: Row, begin: int
+) -> Iterator[tuple[int, tuple[list[torch.Tensor], list[torch.Tensor]]]]:
+    """Of each layer, keys and values of ``row`` from token ``begin`` on, (n, G, D) each, run by run."""
+    parts = [list(pool.read(*part)) for part in _parts(row, begin)]
+    for layers in zip(*parts, strict=True):
+        yield layers[0][0], ([pair[0] for _, pair in layers], [pair[1] for _, pair in layers])
+
+
+def _restore(pool: KvPool, row: Row, loaded: Loaded) -> None:
+    """Put what was loaded beyond the shared beginning of ``row`` into its run."""
+    assert row.run is not None
+    for name, keys in loaded.ranges.items():
         if name.endswith(".k"):
-            pair = loaded.ranges[name], loaded.ranges[f"{name[:-2]}.v"]
-            layers[int(name[1:-2])] = (pair[0].to(device)[None], pair[1].to(device)[None])
-    return Prefix(loaded.tokens, layers)
+            pair = keys, loaded.ranges[f"{name[:-2]}.v"]
+            states = [kept[:, row.start :].transpose(0, 1) for kept in pair]
+            pool.fill(int(name[1:-2]), row.run, states)
+    row.cached = loaded.tokens - row.start

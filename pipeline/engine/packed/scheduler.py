@@ -52,7 +52,7 @@ class Scheduler:
         self._overtaken = 0
         self._computed_tokens = self._read_for_next = 0
         self._newcomers = 0
-        self._reading: HeldBeginning | None = None
+        self._reading: HeldBeginning | None
         self._share_out()
 
     def _share_out(self) -> None:
@@ -60,6 +60,10 @@ class Scheduler:
         pages = self.budget.pages
         self._pool = PageAllocator(pages)
         self.cached = CachedBeginnings(self._pool, pages // _PREFIX_SHARE, pages // _RECENT_SHARE)
+        self._reading = None
+        for sequence in (*self._running, *self._waiting.values()):
+            sequence.run = sequence.seen = None
+            self.cached.expect(sequence)
 
     # ── what is there ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -126,14 +130,9 @@ class Scheduler:
 
     def give_up(self) -> tuple[int, ...]:
         """A pass failed: what must be forgotten, so that the rest can go on. Everything in the model, or,
-        where that is empty, the one whose turn it was. No beginning is in memory any more, once those are
-        forgotten.
+        where that is empty, the one whose turn it was. All pages are free, whatever state it left them in.
         """
-        if self._reading is not None:
-            self.cached.release(self._reading)
-            self._reading = None
-        self.cached.clear()
-        self.take_moves()
+        self._share_out()
         self._begin_round()
         if self._running:
             return self.running
@@ -151,8 +150,6 @@ class Scheduler:
         least = max([least_pages, *(pages_of(sequence.kept_tokens) for sequence in waiting)])
         budget.pages = min(budget.pages, halved(budget.pages, budget.pages, least))
         self._share_out()
-        for sequence in waiting:
-            self.cached.expect(sequence)
 
     def take_moves(self) -> list[Move]:
         """What ``admit`` has moved in the pool; to be done before anything is read or written there."""

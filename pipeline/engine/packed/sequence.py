@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pipeline.engine.packed.page_allocator import Run
 
 PAGE_TOKENS = 16
-"""Tokens of one page of KV memory. A row of 1,000 tokens leaves 0.7 % of its pages empty, one of 100 tokens 7 %."""
+"""Tokens of one page of KV memory. A row of 1,000 tokens leaves 0.7 % of its pages empty."""
 
 
 def pages_of(tokens: int) -> int:

@@ -10,9 +10,11 @@ import torch
 
 from pipeline.engine.model.forward import attention_as, input_device
 from pipeline.engine.packed.attention import IMPLEMENTATION
-from pipeline.engine.packed.model_runner import Feed, PackedModelRunner
-from pipeline.engine.packed.page_pool import PagePool, Row
-from pipeline.engine.packed.sequence import pages_of
+from pipeline.engine.packed.feed import Feed, Row
+from pipeline.engine.packed.model_runner import PackedModelRunner
+from pipeline.engine.packed.page_allocator import Run
+from pipeline.engine.packed.page_pool import KvPool
+from pipeline.engine.packed.sequence import HeldBeginning
 from pipeline.engine.trial import VOCABULARY, Agreement, compared, reason_against, trial_tokens
 from pipeline.records import Plan
 
@@ -64,11 +66,12 @@ def _packed_and_plain(model: Any, vocabulary: int) -> Agreement:
             [model(torch.tensor([[*shared, *tail]], device=device)).logits[0, -1].float() for tail in tails]
         )
     with torch.inference_mode(), attention_as(model, IMPLEMENTATION):
-        packed, pool = PackedModelRunner(model, device), PagePool()
-        prefix = packed.read_prefix(shared, 5)
-        rows = [Row((), prefix) for _ in tails]
-        for row in rows:
-            pool.place(row, pages_of(8))
+        packed = PackedModelRunner(model, KvPool(1 + len(tails), device))
+        begun = Row(None, Run(0, 1))
+        for stretch in (shared[:5], shared[5:]):
+            packed.extend(begun, stretch)
+        prefix = HeldBeginning(0, len(shared), Run(0, 1))
+        rows = [Row(prefix, Run(1 + place, 1)) for place in range(len(tails))]
         packed.run([Feed(row, tail[:1], keep=True, logits=()) for row, tail in zip(rows, tails, strict=True)])
         found = packed.run(
             [

@@ -7,10 +7,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pipeline.engine.packed import attention
-from pipeline.engine.packed.attention import _attend_plainly, _Joined, attend
-from pipeline.engine.packed.model_runner import Feed, PackedModelRunner
-from pipeline.engine.packed.page_pool import Row
+from pipeline.engine.packed import attention, kernels
+from pipeline.engine.packed.feed import Feed, Row
+from pipeline.engine.packed.kernels import attend, attend_plainly, join
+from pipeline.engine.packed.model_runner import PackedModelRunner
+from pipeline.engine.packed.page_pool import KvPool
 from tests.equivalence.families import prompts, tiny_model
 
 
@@ -25,7 +26,7 @@ def states(rows: int, heads: int, tokens: int, width: int = 16, seed: int = 0) -
 def test_the_kernel_is_the_formula(
     heads: int, groups: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "_PLAIN_QUERIES", 7)  # several stretches
+    monkeypatch.setattr(kernels, "_PLAIN_QUERIES", 7)  # several stretches
     query, key, value = states(2, heads, 20), states(2, groups, 20, seed=1), states(2, groups, 20, seed=2)
     mask = None
     if kind == "hidden columns":
@@ -37,7 +38,7 @@ def test_the_kernel_is_the_formula(
             ~(visible | torch.eye(20, dtype=torch.bool)), float("-inf")
         )
     found = attend(query, key, value, 0.25, causal=kind == "causal", mask=mask)
-    expected = _attend_plainly(query, key, value, 0.25, causal=kind == "causal", mask=mask)
+    expected = attend_plainly(query, key, value, 0.25, causal=kind == "causal", mask=mask)
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=0)
 
@@ -45,36 +46,33 @@ def test_the_kernel_is_the_formula(
 @pytest.mark.parametrize("cuts", [(5,), (1, 19), (3, 9, 15)])
 def test_stretches_join_to_the_whole(cuts: tuple[int, ...]) -> None:
     query, key, value = states(1, 4, 6), states(1, 2, 20, seed=1), states(1, 2, 20, seed=2)
-    joined = _Joined(query, 16)
-    for begin, end in zip((0, *cuts), (*cuts, 20), strict=True):
-        joined.add(None, *attend(query, key[:, :, begin:end], value[:, :, begin:end], 0.25))
-    torch.testing.assert_close(joined.output, attend(query, key, value, 0.25)[0], atol=2e-5, rtol=0)
-
-
-def test_only_the_named_tokens_see_more() -> None:
-    query, key, value = states(1, 4, 6), states(1, 2, 20, seed=1), states(1, 2, 20, seed=2)
-    joined = _Joined(query, 16)
-    joined.add(None, *attend(query, key[:, :, :8], value[:, :, :8], 0.25))
-    some = torch.tensor([1, 4])
-    joined.add(some, *attend(query[:, :, some], key[:, :, 8:], value[:, :, 8:], 0.25))
-    whole, part = attend(query, key, value, 0.25)[0], attend(query, key[:, :, :8], value[:, :, :8], 0.25)[0]
-    expected = part.clone()
-    expected[:, :, some] = whole[:, :, some]
-    torch.testing.assert_close(joined.output, expected, atol=2e-5, rtol=0)
+    stretches = [
+        [
+            found[0].transpose(0, 1)
+            for found in attend(query, *(kept[:, :, begin:end] for kept in (key, value)), 0.25)
+        ]
+        for begin, end in zip((0, *cuts), (*cuts, 20), strict=True)
+    ]
+    output, lse = stretches[0]
+    for place, (more, more_lse) in enumerate(stretches[1:], start=2):
+        join(output, lse, (more, more_lse), last=place == len(stretches))
+    torch.testing.assert_close(
+        output, attend(query, key, value, 0.25)[0][0].transpose(0, 1), atol=2e-5, rtol=0
+    )
 
 
 def test_two_models_know_nothing_of_each_others_passes() -> None:
     """While one model is in the middle of a pass, another runs one of its own."""
     one, other = tiny_model("llama (GQA)"), tiny_model("llama (GQA)", seed=1)
     ids = prompts((20, 30), seed=3)
-    runners = [PackedModelRunner(model, torch.device("cpu")) for model in (one, other)]
+    runners = [PackedModelRunner(model, KvPool(1, torch.device("cpu"))) for model in (one, other)]
     for model in (one, other):
         model.set_attn_implementation(attention.IMPLEMENTATION)
 
     def run(place: int) -> torch.Tensor:
         with torch.inference_mode():
             return runners[place].run(
-                [Feed(Row((), None), ids[place], keep=False, logits=(-1 + len(ids[place]),))]
+                [Feed(Row(None), ids[place], keep=False, logits=(-1 + len(ids[place]),))]
             )
 
     expected = run(0), run(1)

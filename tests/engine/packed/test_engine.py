@@ -1,4 +1,4 @@
-"""Whatever fails while a pass is prepared or run, no slot is lost and the requests are still answered."""
+"""Whatever fails while a pass is prepared or run, no page is lost and the requests are still answered."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.engine.kv.slot_pool import SlotClass
 from pipeline.engine.packed.answers import LabelAnswer, TextAnswer
+from pipeline.engine.packed.attend_by_views import ByViews
 from pipeline.engine.packed.engine import PackedEngine
-from pipeline.engine.packed.model_runner import Feed, PackedModelRunner
-from pipeline.engine.packed.page_pool import PagePool
+from pipeline.engine.packed.feed import Feed
+from pipeline.engine.packed.model_runner import PackedModelRunner
+from pipeline.engine.packed.page_allocator import PageAllocator
+from pipeline.engine.packed.page_pool import KvPool
 from pipeline.engine.packed.prefix_cache import PrefixCache
 from pipeline.records import Decode, Generation, Plan, Request, Score
 from tests.equivalence.equality import assert_equal_texts, reference_text
@@ -33,45 +35,47 @@ def requests() -> list[Request]:
     ]
 
 
-def test_out_of_memory_while_a_row_gets_its_documents_keys_loses_no_slot(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The second row of a pass has its slot, and there is no memory for what is to be copied there."""
+def test_out_of_memory_while_keys_are_written_loses_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some rows of a pass have their keys in the pool in some layers, and there is no memory for the rest."""
     model = tiny_model("llama (GQA)")
-    fill, calls = SlotClass.fill, 0
+    write, calls = KvPool.write, 0
 
-    def short(self: SlotClass, *arguments: Any) -> None:
+    def short(self: KvPool, *arguments: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls == 4:  # two layers of the first row, one of the second
+        if calls == 5:  # the document in all three layers, the questions in one
             raise torch.OutOfMemoryError("CUDA out of memory")
-        fill(self, *arguments)
+        return write(self, *arguments)
 
-    monkeypatch.setattr(SlotClass, "fill", short)
+    monkeypatch.setattr(KvPool, "write", short)
     static = Watched(model, PLAN, end_ids=(), pad_id=0)
     engine = PackedEngine(model, PLAN, end_ids=(), static=static, window=None)
     engine.admit(requests())
     done = list(finished(engine))
     model.set_attn_implementation("sdpa")
-    assert calls >= 4
+    assert calls >= 5
     assert static.handed == len(QUESTIONS)
-    assert (engine._pool.pages, engine._scheduler.pages, len(engine._cache)) == (0, 0, 0)
+    assert nothing_left(engine)
+    assert engine._pool.tokens == 16 * engine._scheduler.pool.pages < PLAN.batch_tokens
     found = sorted(done, key=lambda generation: generation.request_id)
     texts = [reference_text(model, request.ids, (), NEW_TOKENS) for request in requests()]
     assert assert_equal_texts(texts, [generation.token_ids for generation in found]) <= 1
 
 
+def nothing_left(engine: PackedEngine) -> bool:
+    """No page is given out, none is counted, no beginning is kept."""
+    scheduler = engine._scheduler
+    return (scheduler.pool.used, scheduler.pages, len(scheduler.cached)) == (0, 0, 0)
+
+
 FAULTS = {
-    "a slot": (SlotClass, "take"),
-    "keys written": (SlotClass, "write"),
-    "a document copied": (SlotClass, "fill"),
-    "keys seen": (SlotClass, "read"),
+    "pages": (PageAllocator, "take"),
+    "keys written": (KvPool, "write"),
+    "keys seen": (ByViews, "attend"),
     "a beginning read": (PackedModelRunner, "extend"),
     "a pass": (PackedModelRunner, "run"),
     "a token taken in": (TextAnswer, "take_in"),
     "scores taken in": (LabelAnswer, "take_in"),
-    "a row that leaves": (PagePool, "leave"),
-    "a row that moves": (SlotClass, "move"),
     "a document that is finished": (PrefixCache, "finish"),
 }
 
@@ -97,12 +101,12 @@ def test_a_failure_anywhere_leaves_nothing_behind_and_nobody_without_an_answer(
     owner, name = FAULTS[fault]
     real = getattr(owner, name)
 
-    def fails(*arguments: Any) -> Any:
+    def fails(*arguments: Any, **named: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == call:
             raise error("DefaultCPUAllocator: not enough memory")
-        return real(*arguments)
+        return real(*arguments, **named)
 
     static = Watched(model, PLAN, end_ids=(), pad_id=0)
     engine = PackedEngine(model, PLAN, end_ids=(), static=static, window=None)
@@ -112,7 +116,7 @@ def test_a_failure_anywhere_leaves_nothing_behind_and_nobody_without_an_answer(
     assert calls >= min(call, 2)
     assert sorted(generation.request_id for generation in done) == list(range(len(asked)))
     assert all(generation.error is None for generation in done)
-    assert (engine._pool.pages, engine._scheduler.pages, len(engine._cache)) == (0, 0, 0)
+    assert nothing_left(engine)
     handed = static.handed
     engine.admit(asked[:1])
     (again,) = finished(engine)

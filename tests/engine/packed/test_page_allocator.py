@@ -100,7 +100,10 @@ def test_pages_of_documents_of_a_thousand_tokens_are_nearly_full() -> None:
 def test_the_cheapest_runs_are_moved() -> None:
     allocator = PageAllocator(20)
     long, first, short, second = (allocator.take(pages) for pages in (8, 2, 3, 2))  # 5 behind them
-    assert long is not None and first is not None and short is not None and second is not None
+    assert long is not None
+    assert first is not None
+    assert short is not None
+    assert second is not None
     allocator.give_back(first)
     allocator.give_back(second)  # 8 long, hole of 2, 3 short, hole of 7
     run = allocator.take(9)

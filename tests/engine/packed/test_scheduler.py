@@ -39,8 +39,8 @@ def sequences(draw: st.DrawFn, number: int) -> Sequence:
 
 
 class Model:
-    """What an engine would do: keeps count of rounds left to each running sequence, and of whose tokens are in
-    which page of memory.
+    """What an engine would do: keeps count of rounds left to each running sequence, and of whose tokens are
+    in which page of memory.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -59,7 +59,9 @@ class Model:
             for number in admission.admitted:
                 sequence = self.scheduler.sequence(number)
                 self.sees(sequence.seen)
-                assert sequence.unread == sequence.prompt_tokens - (sequence.seen.tokens if sequence.seen else 0)
+                assert sequence.unread == sequence.prompt_tokens - (
+                    sequence.seen.tokens if sequence.seen else 0
+                )
                 if sequence.run is not None:
                     self.memory.update(dict.fromkeys(range(sequence.run.start, sequence.run.end), -number))
                 self.left[number] = sequence.new_tokens or (3 if sequence.pages else 1)
@@ -241,7 +243,9 @@ class Passes(RuleBasedStateMachine):
 
 
 TestPasses = Passes.TestCase
-TestPasses.settings = settings(max_examples=150, stateful_step_count=40, deadline=None, phases=[Phase.explicit, Phase.generate])
+TestPasses.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, phases=[Phase.explicit, Phase.generate]
+)
 
 
 def model_of(*given_: Sequence, **limits: Any) -> Model:
