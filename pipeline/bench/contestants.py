@@ -47,8 +47,6 @@ class Passes:
     from those that read.
 
     ``padded`` counts tokens that went through the model for nothing: padding, and rows that had ended.
-    ``attention_padded`` counts places that only attention computes for nothing: packed passes lay prompts of
-    like lengths side by side there, and nowhere else.
     """
 
     read_seconds: float = 0.0
@@ -56,7 +54,6 @@ class Passes:
     decode_seconds: float = 0.0
     decode_tokens: int = 0
     padded: int = 0
-    attention_padded: int = 0
 
     @property
     def seconds(self) -> float:
@@ -110,7 +107,6 @@ class Stopwatch:
             self.passes.read_seconds += seconds
             self.passes.read_tokens += ids.numel()
             self.passes.padded += 0 if packed else _padding(ids, named.get("attention_mask"))
-            self.passes.attention_padded += packed.padded if packed else 0
 
 
 def _padding(ids: torch.Tensor, mask: Any) -> int:

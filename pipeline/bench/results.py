@@ -16,8 +16,7 @@ class Line:
     ours, in the same turn.
 
     ``same`` is the share of its answers that are exactly ours, None where they are of another kind. Rates are
-    None where nothing of that kind was computed. ``padding_share`` is of tokens that went through the model,
-    ``attention_padding_share`` of places in attention.
+    None where nothing of that kind was computed. ``padding_share`` is of tokens that went through the model.
     """
 
     name: str
@@ -28,7 +27,6 @@ class Line:
     decode_tokens_per_second: float | None
     forward_share: float
     padding_share: float
-    attention_padding_share: float
     matmul_share: float
     speedup: float
     same: float | None

@@ -124,7 +124,6 @@ class Turns:
             ),
             forward_share=statistics.median(heat.passes.seconds / heat.seconds for _, heat in heats),
             padding_share=sum(each.padded for each in passes) / max(1, computed),
-            attention_padding_share=_share(sum(each.attention_padded for each in passes), computed),
             matmul_share=statistics.median(shares),
             speedup=statistics.median(theirs / own for theirs, own in zip(seconds, ours, strict=True)),
             same=statistics.fmean(same) if same else None,
@@ -173,10 +172,6 @@ def _answers(heat: Heat) -> dict[int, Any]:
         else max(range(len(generation.scores)), key=generation.scores.__getitem__)
         for request, generation in heat.generations.items()
     }
-
-
-def _share(lost: int, kept: int) -> float:
-    return lost / max(1, lost + kept)
 
 
 def _rate(tokens: int, seconds: float) -> float | None:

@@ -1,4 +1,4 @@
-"""The most memory that a night holds at once: weights, the slots of rows under way, a pass, and the process
+"""The most memory that a night holds at once: weights, the pages of rows under way, a pass, and the process
 around them.
 
 Measured with the demo model on Linux (float32, two threads, passes of 256 to 1,024 tokens): a worker's
@@ -20,7 +20,7 @@ from pipeline.planner.model.shape import ModelShape
 # when a model first runs.
 PROCESS_BYTES, LIBRARY_BYTES = 430 * 2**20, 50 * 2**20
 HEAP_FACTOR, STREAMED_FACTOR, CARD_FACTOR = 5.5, 2.0, 1.3
-_SMALLEST_SLOT = 64
+_PAGE_TOKENS = 16  # of KV memory, as the engine gives it out
 # Weights that are read at once, each by a thread of the library, before they are shrunk.
 _READ_AT_ONCE = 4
 # What shrinking them takes beside: 20 MiB on an idle machine, up to 80 where other work keeps the processor
@@ -30,20 +30,16 @@ _SHRINKING_BYTES = 64 * 2**20
 _PLAIN_LOGITS = 16
 
 
-def slot_tokens(columns: int) -> int:
-    """The size of slot for a row of ``columns``: 64, 96, 128, 192, 256, ... as the engine allocates them."""
-    capacity = _SMALLEST_SLOT
-    while capacity < columns:
-        capacity = capacity * 3 // 2 if capacity & (capacity - 1) == 0 else capacity * 4 // 3
-    return capacity
+def paged_tokens(tokens: int) -> int:
+    """Tokens of the pages that a row of ``tokens`` gets."""
+    return -(-tokens // _PAGE_TOKENS) * _PAGE_TOKENS
 
 
-def slots_bytes(shape: ModelShape, dtype: str, rows: int, row_tokens: Sequence[int], requests: int) -> int:
+def rows_bytes(shape: ModelShape, dtype: str, rows: int, row_tokens: Sequence[int], requests: int) -> int:
     """Of the rows under way at the fullest moment: the longest come first, so these are the ``rows`` longest
     of all ``requests``.
 
-    ``row_tokens`` is a sample of lengths; each stands for ``requests`` / sample rows. Slots of one size are
-    doubled until they suffice.
+    ``row_tokens`` is a sample of lengths; each stands for ``requests`` / sample rows.
     """
     if not row_tokens or rows < 1:
         return 0
@@ -52,18 +48,11 @@ def slots_bytes(shape: ModelShape, dtype: str, rows: int, row_tokens: Sequence[i
     for tokens in sorted(row_tokens, reverse=True):
         taken = min(left, each)
         if tokens:
-            wanted[slot_tokens(tokens)] += taken
+            wanted[paged_tokens(tokens)] += taken
         left -= taken
         if not left:
             break
-    return sum(_allocated(count) * shape.kv_bytes(size, dtype) for size, count in wanted.items())
-
-
-def _allocated(rows: int) -> int:
-    """Slots after growing by doubling. From one, which is never too few: the engine starts with the rows of
-    its first pass.
-    """
-    return 1 << max(0, rows - 1).bit_length()
+    return sum(count * shape.kv_bytes(size, dtype) for size, count in wanted.items())
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from pipeline.planner.memory import (
     arriving_bytes,
     head_copy_bytes,
     mapped_bytes,
-    slots_bytes,
+    rows_bytes,
     stored,
 )
 from pipeline.planner.model.shape import ModelShape
@@ -86,8 +86,8 @@ def peaks_of(
 
 
 def _cache(shape: ModelShape, wish: Wish, need: Need, place: str, rows: int) -> int:
-    """Slots of the longest rows under way together and what they share; off the device, static batches, which
-    have no slots.
+    """Pages of the longest rows under way together and what they share; off the device, static batches,
+    which have none.
     """
     if not rows:
         return 0
@@ -95,7 +95,7 @@ def _cache(shape: ModelShape, wish: Wish, need: Need, place: str, rows: int) -> 
     if not questions or place != "device" or wish.cache_dtype:
         return max(need.row_bytes, shape.kv_bytes(wish.typical_tokens, wish.kept_dtype, rows))
     cache = max(
-        slots_bytes(
+        rows_bytes(
             shape,
             wish.dtype,
             rows,

@@ -106,7 +106,7 @@ def _memory(forecast: Forecast) -> list[Quantity]:
             "cache",
             forecast.cache_bytes,
             "bytes",
-            "slots of the longest rows together, and shared prefixes; elsewhere rows x length",
+            "pages of the longest rows together, and shared prefixes; elsewhere rows x length",
         ),
         Quantity(
             "cache_room", forecast.cache_room_bytes, "bytes", "half of what is left beside weights and a pass"

@@ -1,13 +1,13 @@
-"""Peaks: slots as the engine allocates them, files as they stay mapped, never less for more."""
+"""Peaks: pages as the engine gives them out, files as they stay mapped, never less for more."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.engine.kv.slot_pool import class_capacity
+from pipeline.engine.packed.sequence import PAGE_TOKENS, pages_of
 from pipeline.planner.forecast import Wish, decide
-from pipeline.planner.memory import FileBytes, head_copy_bytes, mapped_bytes, slot_tokens, slots_bytes, stored
+from pipeline.planner.memory import FileBytes, head_copy_bytes, mapped_bytes, paged_tokens, rows_bytes, stored
 from pipeline.planner.model.shape import ModelShape
 from pipeline.planner.workload import Asked, Question, TaskLoad
 from pipeline.system.hardware_spec import described
@@ -19,17 +19,17 @@ def demo() -> ModelShape:
 
 
 @given(st.integers(1, 300_000))
-def test_slots_are_those_of_the_engine(columns: int) -> None:
-    assert slot_tokens(columns) == class_capacity(columns)
+def test_pages_are_those_of_the_engine(tokens: int) -> None:
+    assert paged_tokens(tokens) == pages_of(tokens) * PAGE_TOKENS
 
 
 def test_the_longest_rows_count() -> None:
     per = demo().kv_bytes_per_token("float32")
-    assert slots_bytes(demo(), "float32", 2, [100, 500, 60], 3) == (512 + 128) * per
-    assert slots_bytes(demo(), "float32", 8, [100, 500, 60], 3) == (512 + 128 + 64) * per
-    assert slots_bytes(demo(), "float32", 4, [100, 500], 200) == 4 * 512 * per  # each stands for a hundred
-    assert slots_bytes(demo(), "float32", 5, [100, 500], 200) == 8 * 512 * per
-    assert slots_bytes(demo(), "float32", 4, [0, 0], 2) == 0  # nothing is written, nothing is kept
+    assert rows_bytes(demo(), "float32", 2, [100, 500, 60], 3) == (512 + 112) * per
+    assert rows_bytes(demo(), "float32", 8, [100, 500, 60], 3) == (512 + 112 + 64) * per
+    assert rows_bytes(demo(), "float32", 4, [100, 500], 200) == 4 * 512 * per  # each stands for a hundred
+    assert rows_bytes(demo(), "float32", 5, [100, 500], 200) == 5 * 512 * per
+    assert rows_bytes(demo(), "float32", 4, [0, 0], 2) == 0  # nothing is written, nothing is kept
 
 
 def test_files_stay_mapped_where_weights_are_used_as_they_lie() -> None:

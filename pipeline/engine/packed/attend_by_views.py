@@ -61,8 +61,8 @@ class ByViews:
         kept = self._write(layer, key, value)
         parts = [(each.begin, self._decoded(query, kept, each, scaling)) for each in self._decodes]
         for span in self._layout.spans:
-            near = (states[:, :, span.begin : span.begin + span.tokens] for states in (query, key, value))
-            parts.append((span.begin, _by_token(attend(*near, scaling, causal=True), groups)))
+            q, k, v = (states[:, :, span.begin : span.begin + span.tokens] for states in (query, key, value))
+            parts.append((span.begin, _by_token(attend(q, k, v, scaling, causal=True), groups)))
         for tree, mask in zip(self._layout.trees, self._masks, strict=True):
             parts.append((tree.begin, _by_token(_nodes(query, key, value, tree, mask, scaling), groups)))
         parts.sort(key=lambda part: part[0])
@@ -97,7 +97,8 @@ class ByViews:
     def _decoded(self, query: torch.Tensor, kept: KeysValues, each: _Decode, scaling: float) -> KeysValues:
         """Query heads of one KV head are laid side by side as queries: each key is read once."""
         groups = kept[0].shape[1]
-        near = query[0, :, each.begin : each.begin + each.rows].transpose(0, 1).unflatten(1, (groups, -1))
+        near = query[0, :, each.begin : each.begin + each.rows].transpose(0, 1)
+        near = near.view(each.rows, groups, -1, near.shape[-1])
         keys, values = (_batch(states, each) for states in kept)
         return attend(near, keys, values, scaling, mask=each.mask)
 
@@ -114,7 +115,8 @@ class ByViews:
 def _by_token(found: KeysValues, groups: int) -> KeysValues:
     """(1, H, q, D) and (1, H, q) as (q, G, H / G, D) and (q, G, H / G)."""
     output, lse = found[0][0].transpose(0, 1), found[1][0].transpose(0, 1)
-    return output.unflatten(1, (groups, -1)), lse.unflatten(1, (groups, -1))
+    queries, _, width = output.shape
+    return output.reshape(queries, groups, -1, width), lse.reshape(queries, groups, -1)
 
 
 def _pairs(rows: Sequence[Stretch], tokens: int) -> list[list[Stretch]]:
