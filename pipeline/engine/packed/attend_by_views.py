@@ -9,7 +9,7 @@ of like lengths (any two starts are a batch with a stride).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -59,7 +59,7 @@ class ByViews:
             self._prepare(query.dtype)
         groups = key.shape[1]
         kept = self._write(layer, key, value)
-        parts = [(each.begin, self._decoded(query, kept, each, scaling)) for each in self._decodes]
+        parts = list(self._decoded(query, kept, scaling)) if self._decodes else []
         for span in self._layout.spans:
             q, k, v = (states[:, :, span.begin : span.begin + span.tokens] for states in (query, key, value))
             parts.append((span.begin, _by_token(attend(q, k, v, scaling, causal=True), groups)))
@@ -94,13 +94,17 @@ class ByViews:
             keys, values = self._pool.layer(layer, *new)
         return keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
 
-    def _decoded(self, query: torch.Tensor, kept: KeysValues, each: _Decode, scaling: float) -> KeysValues:
-        """Query heads of one KV head are laid side by side as queries: each key is read once."""
-        groups = kept[0].shape[1]
-        near = query[0, :, each.begin : each.begin + each.rows].transpose(0, 1)
-        near = near.view(each.rows, groups, -1, near.shape[-1])
-        keys, values = (_batch(states, each) for states in kept)
-        return attend(near, keys, values, scaling, mask=each.mask)
+    def _decoded(
+        self, query: torch.Tensor, kept: KeysValues, scaling: float
+    ) -> Iterator[tuple[int, KeysValues]]:
+        """Of rows that decode. Query heads of one KV head are laid side by side as queries: each key is read
+        once.
+        """
+        near = query[0].transpose(0, 1).view(query.shape[2], kept[0].shape[1], -1, query.shape[-1])
+        for each in self._decodes:
+            keys, values = (_batch(states, each) for states in kept)
+            some = near[each.begin : each.begin + each.rows]
+            yield each.begin, attend(some, keys, values, scaling, mask=each.mask)
 
     def _seen(self, query: torch.Tensor, kept: KeysValues, stretch: Stretch, scaling: float) -> KeysValues:
         """All tokens of ``stretch`` over all its keys, (n, G, H / G, D) and (n, G, H / G)."""
