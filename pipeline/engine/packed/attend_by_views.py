@@ -17,6 +17,7 @@ import torch
 from pipeline.engine.packed.kernels import KeysValues, ancestry, attend, join
 from pipeline.engine.packed.page_pool import KvPool
 from pipeline.engine.packed.pass_layout import PassLayout, Stretch, Tree
+from pipeline.engine.transfers import carried, sent
 
 _LIKE_LENGTHS = 1.25
 """Of two rows that decode as one batch: more padding than that costs more than a call."""
@@ -80,7 +81,7 @@ class ByViews:
         """What all layers have in common, in the numbers that they compute in."""
         pairs = _pairs(self._layout.decoding, self._pool.tokens)
         self._decodes = [_decode(rows, dtype, self._device) for rows in pairs]
-        self._masks = [_tree_mask(tree, dtype).to(self._device) for tree in self._layout.trees]
+        self._masks = [carried(_tree_mask(tree, dtype), self._device) for tree in self._layout.trees]
         self._prepared = True
 
     def _write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> KeysValues:
@@ -113,7 +114,7 @@ class ByViews:
         return _by_token(attend(near, keys, values, scaling), keys.shape[1])
 
     def _tensor(self, values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.long, device=self._device)
+        return sent(values, torch.long, self._device)
 
 
 def _by_token(found: KeysValues, groups: int) -> KeysValues:

@@ -18,6 +18,7 @@ from pipeline.engine.packed.attention import Pass
 from pipeline.engine.packed.feed import Feed, Row
 from pipeline.engine.packed.page_pool import KvPool
 from pipeline.engine.packed.pass_layout import PassLayout, in_pairs, laid_out
+from pipeline.engine.transfers import sent
 
 
 class PackedModelRunner:
@@ -73,4 +74,4 @@ class PackedModelRunner:
         return ids
 
     def _tensor(self, values: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.long, device=self.pool.device)
+        return sent(values, torch.long, self.pool.device)
