@@ -4,6 +4,8 @@ what it weighs.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -60,8 +62,21 @@ def _quantize(model: Any, built: Any, wanted: Any, dtype: str) -> Any:
 
     import_bitsandbytes()
     quantizer = AutoHfQuantizer.from_config(settings, pre_quantized=wanted is None)
-    with torch.device("meta"):
+    with torch.device("meta"), _making(torch_dtype(dtype)):
         quantizer.preprocess_model(
             model=model, dtype=torch_dtype(dtype), device_map={"": "cpu"}, checkpoint_files=[]
         )
     return quantizer
+
+
+@contextlib.contextmanager
+def _making(dtype: torch.dtype) -> Iterator[None]:
+    """Inside, modules are made in ``dtype``, as the library has it when it loads: else biases beside weights
+    in 4 bits are of 32 bits.
+    """
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

@@ -239,7 +239,10 @@ class WeightPrefetcher:
             module = meta_model.model.get_submodule(path)
             # no checks wanted
             place = module._parameters if name in module._parameters else module._buffers  # noqa: SLF001
-            place[name] = tensor.to(self.device, copy=True)  # without the pages around it
+            floats = tensor.is_floating_point() and place[name].is_floating_point()
+            # files of earlier versions have biases in 32 bits
+            dtype = place[name].dtype if floats else tensor.dtype
+            place[name] = tensor.to(self.device, dtype, copy=True)  # without the pages around it
         for buffers in (module._buffers for module in meta_model.model.modules()):  # noqa: SLF001  # as above
             for name, buffer in buffers.items():
                 if buffer is not None and buffer.device.type != "meta":
