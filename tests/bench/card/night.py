@@ -1,6 +1,6 @@
 """One dry night on a pretended card: everything that takes memory, at its fullest, and what the plan said.
 
-    python -m tests.bench.card.night MODEL FOLDER      # in a process that has a pretended card
+    python -m tests.bench.card.night MODEL FOLDER [PASSES]      # in a process that has a pretended card
 
 Prints one JSON object. A night loads the model by the product's own way, reads a prompt that fills the
 context, decodes as many rows as the plan allows for 200 passes, reads documents until some must go, and runs
@@ -85,8 +85,8 @@ def fullest_rows(plan: Any, tokens: int) -> int:
     return max(1, min(plan.max_batch_rows, plan.batch_tokens // tokens))
 
 
-def run(name: str, root: Path) -> dict[str, Any]:
-    """The night of model ``name`` on this process's card, as plain values."""
+def run(name: str, root: Path, passes: int = NEW_TOKENS) -> dict[str, Any]:
+    """The night of model ``name`` on this process's card, with so many decoding passes, as plain values."""
     device = Device()
     try:
         backend, plan, forecast = planned(name, root, machine_with(str(device.total_bytes)))
@@ -115,7 +115,7 @@ def run(name: str, root: Path) -> dict[str, Any]:
     memory = device.memory()
     night = Night(engine, device)
     night.add(Part("loading", memory.peak_bytes, memory.reserved_bytes, memory.out_of_memory))
-    _live(night, plan, found["rows"])
+    _live(night, plan, found["rows"], passes)
     return found | {
         "engine": kind,
         "seconds": round(time.monotonic() - started, 1),
@@ -125,9 +125,11 @@ def run(name: str, root: Path) -> dict[str, Any]:
     }
 
 
-def _live(night: Night, plan: Any, rows: int) -> None:
+def _live(night: Night, plan: Any, rows: int, passes: int) -> None:
     night.part("the largest prefill", night.texts(1, plan.context_tokens - _RUNG_TOKENS, _RUNG_TOKENS))
-    night.part("200 decode passes", night.texts(rows, DOCUMENT_TOKENS, NEW_TOKENS))
+    # fewer passes end with as full a cache
+    prompt = DOCUMENT_TOKENS + NEW_TOKENS - passes
+    night.part("decode passes", night.texts(rows, prompt, passes))
     night.part("an eviction", _documents(night, plan))
     # once where it runs with others, once alone: then it is read in smaller passes
     night.part("a rung of the ladder", night.texts(1, DOCUMENT_TOKENS, _RUNG_TOKENS), failing_steps=2)
@@ -142,4 +144,4 @@ def _documents(night: Night, plan: Any) -> list[Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(run(sys.argv[1], Path(sys.argv[2]))))
+    print(json.dumps(run(sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:]))))
