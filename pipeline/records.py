@@ -244,6 +244,16 @@ class Streaming:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightMap:
+    """Device ("0" of the first graphics card, "cpu", "disk") of each module; "" is the whole model. Bytes of
+    weights by device.
+    """
+
+    devices: dict[str, str]
+    bytes_by_device: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Frozen decisions, made before weights are loaded, that the engine obeys. Sizes in tokens, rows and
     bytes.
@@ -251,8 +261,9 @@ class Plan:
     ``batch_tokens`` bounds rows × longest row of a batch (prompt plus new tokens); ``lossy_last_resort``
     allows a cache in 8-bit numbers for a document that does not fit otherwise; ``unpacked`` are (out, in) of
     weights in 4 bits that are unpacked once, when they are loaded; ``streaming`` is for weights that do not
-    fit, else None; ``cards`` are the names of the graphics cards that it counts on, none where
-    the processor computes; ``reasons`` say in sentences why.
+    fit, else None; ``cards`` are the names of the graphics cards that it counts on, none where the processor
+    computes; ``weights`` is where each part of the model goes, None where they are streamed or the loader is
+    to find out; ``reasons`` say in sentences why.
     """
 
     dtype: str
@@ -269,6 +280,7 @@ class Plan:
     unpacked: tuple[tuple[int, int], ...] = ()
     streaming: Streaming | None = None
     cards: tuple[str, ...] = ()
+    weights: WeightMap | None = None
     reasons: tuple[str, ...] = ()
 
 

@@ -109,7 +109,15 @@ class TransformersBackend:
             torch.set_num_threads(plan.threads)
         reason = why_streamed(self._config, self._location, plan)
         loaded = (
-            load_model(self._config.model, plan.dtype, offload_folder, say, self._location, plan.unpacked)
+            load_model(
+                self._config.model,
+                plan.dtype,
+                offload_folder,
+                say,
+                self._location,
+                plan.unpacked,
+                plan.weights,
+            )
             if reason is None
             else open_streamed(
                 self._config, self._location, plan.dtype, self._weights, say, reason, plan.streaming

@@ -124,8 +124,12 @@ class Need:
     matrix_bytes: int
 
     @classmethod
-    def of(cls, shape: ModelShape, wish: Wish, chunk_tokens: int, on_card: bool = True) -> Need:
-        """Of a model as it is wished for. A prefill chunk is one row's, the worst case for a mask."""
+    def of(
+        cls, shape: ModelShape, wish: Wish, chunk_tokens: int, on_card: bool = True, devices: int = 1
+    ) -> Need:
+        """Of a model as it is wished for. A prefill chunk is one row's, the worst case for a mask. It passes
+        through each of ``devices``.
+        """
         quantization, dtype, kept, tokens = wish.quantization, wish.dtype, wish.kept_dtype, wish.row_tokens
         weights = shape.weights_bytes(quantization, dtype)
         chunk = min(chunk_tokens, tokens)
@@ -136,8 +140,20 @@ class Need:
         layer = shape.largest_layer_bytes(quantization, dtype)
         near, far = shape.near_bytes(tokens, kept), shape.far_bytes(tokens, kept)
         return cls(
-            weights, shape.kv_bytes(tokens, kept), near, far, activation + unpacked, layer, unpacked, matrix
+            weights,
+            shape.kv_bytes(tokens, kept),
+            near,
+            far,
+            devices * (activation + unpacked),
+            layer,
+            unpacked,
+            matrix,
         )
+
+    @property
+    def fetched_bytes(self) -> int:
+        """Room for weights that come for their use: the one in use, and the next on its way."""
+        return 2 * self.layer_bytes
 
     @property
     def together_bytes(self) -> int:
@@ -150,7 +166,7 @@ class Room:
     """Bytes that may be used: where the model computes, in RAM beside that, on the disk; and how many of them
     by weights.
 
-    ``first_device_bytes``: of one card, where there are several. ``free_ram_bytes``: of RAM beside the
+    ``card_bytes``: of each card. ``free_ram_bytes``: of RAM beside the
     process, all that the page cache may take as long as nothing else does.
     """
 
@@ -160,7 +176,7 @@ class Room:
     ram_bytes: int
     disk_bytes: int
     link: str
-    first_device_bytes: int
+    card_bytes: tuple[int, ...]
     device_weights_bytes: int
     ram_weights_bytes: int
     free_ram_bytes: int
@@ -173,6 +189,23 @@ class Room:
         return max(
             0, self.free_ram_bytes - weights["ram"] - (0 if self.on_card else weights["device"] + beside)
         )
+
+    @property
+    def first_device_bytes(self) -> int:
+        """Of one card, where there are several."""
+        return self.card_bytes[0] if self.on_card else self.device_bytes
+
+    @property
+    def devices(self) -> int:
+        """How many compute."""
+        return max(1, self.cards)
+
+    @property
+    def computing(self) -> dict[str, int]:
+        """Bytes of the devices that compute, by their names in a device map."""
+        if not self.on_card:
+            return {"cpu": self.device_bytes}
+        return {str(card): bytes_ for card, bytes_ in enumerate(self.card_bytes)}
 
     @property
     def most_rows(self) -> int:
@@ -228,16 +261,15 @@ def rooms(
     """
     on_card = bool(hardware.gpu_bytes)
     ram = max(0, int(hardware.ram_bytes * USABLE_SHARE) - process_bytes - LIBRARY_BYTES)
-    vram = max(0, int(hardware.vram_bytes * USABLE_SHARE) - CONTEXT_BYTES * len(hardware.gpu_bytes))
+    cards = tuple(max(0, int(card * USABLE_SHARE) - CONTEXT_BYTES) for card in hardware.gpu_bytes)
+    vram = sum(cards)
     ram_weights = ram if most_weights_in_ram is None else min(ram, most_weights_in_ram)
     return Room(
         on_card=on_card,
-        cards=len(hardware.gpu_bytes),
+        cards=len(cards),
         device_bytes=vram if on_card else ram,
         ram_bytes=ram if on_card else 0,
-        first_device_bytes=max(0, int(hardware.gpu_bytes[0] * USABLE_SHARE) - CONTEXT_BYTES)
-        if on_card
-        else ram,
+        card_bytes=cards,
         device_weights_bytes=vram if on_card else ram_weights,
         ram_weights_bytes=ram_weights if on_card else 0,
         free_ram_bytes=max(0, hardware.ram_bytes - process_bytes - LIBRARY_BYTES),

@@ -22,6 +22,7 @@ from pipeline.planner.prompt_layout import Layout
 from pipeline.planner.roofline import DecodeStep, Duration
 from pipeline.planner.store_policy import keeping
 from pipeline.planner.unpacked_weights import Shapes, unpacked_weights
+from pipeline.planner.weight_split import Split
 from pipeline.planner.weight_streaming import Sweep
 from pipeline.system.hardware import Hardware, Rates
 from pipeline.system.units import amount, duration
@@ -37,11 +38,11 @@ class Forecast:
     ``ram_mapped_bytes`` of the RAM peak are pages of the weight files, which the system takes back when
     memory is short. ``cache_room_bytes`` is what rows may fill together, ``batch_tokens`` rows x longest row
     of them. ``store_bytes`` are all documents' caches as the store would keep them, ``disk_peak_bytes`` those
-    that it will. ``sweep`` where weights are streamed; ``most_rows`` are those worth decoding together,
-    whatever fits. ``unpacked`` are shapes of weights that are kept in 16 bits. ``bandwidth_share``: what a
-    step makes use of (weights once, valid caches once) of the bandwidth that a card's data sheet gives, by
-    the prediction. ``reasons`` follow the decision in order; ``next_steps`` say what would have to change for
-    the next better one.
+    that it will. ``sweep`` where weights are streamed, ``split`` where each block has its device;
+    ``most_rows`` are those worth decoding together, whatever fits. ``unpacked`` are shapes of weights that
+    are kept in 16 bits. ``bandwidth_share``: what a step makes use of (weights once, valid caches once) of
+    the bandwidth that a card's data sheet gives, by the prediction. ``reasons`` follow the decision in order;
+    ``next_steps`` say what would have to change for the next better one.
     """
 
     verdict: Verdict
@@ -56,6 +57,7 @@ class Forecast:
     ram_mapped_bytes: int
     activation_bytes: int
     sweep: Sweep | None
+    split: Split | None
     cache_bytes: int
     cache_room_bytes: int
     batch_tokens: int
@@ -89,7 +91,7 @@ def decide(shape: ModelShape, hardware: Hardware, wish: Wish) -> Forecast:
     unpacked = unpacked_weights(shape, have, wish, hardware.rates)
     shape = shape.unpacked(unpacked)
     chunk = wish.chunk_tokens or have.chunk_tokens
-    need = Need.of(shape, wish, chunk, have.on_card)
+    need = Need.of(shape, wish, chunk, have.on_card, have.devices)
     reasons = [_about(shape, need, wish, have)]
     where = settle(shape, need, have, wish, hardware.rates, reasons)
     if unpacked:
@@ -117,6 +119,7 @@ def decide(shape: ModelShape, hardware: Hardware, wish: Wish) -> Forecast:
         ram_mapped_bytes=peaks.mapped,
         activation_bytes=peaks.activations,
         sweep=where.sweep,
+        split=where.split,
         cache_bytes=peaks.cache,
         cache_room_bytes=where.room_bytes,
         batch_tokens=where.batch_tokens(shape, wish, most_rows),

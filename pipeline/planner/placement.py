@@ -14,6 +14,7 @@ from typing import Literal
 
 from pipeline.planner.budget import CACHE_SHARE, SHORTEST_TOKENS, Need, Place, Room, Wish
 from pipeline.planner.model.shape import ModelShape
+from pipeline.planner.weight_split import Split, far_split, near_split, room_beside
 from pipeline.planner.weight_streaming import Sweep, best_sweep, tokens_per_second
 from pipeline.system.hardware import Rates
 from pipeline.system.units import amount
@@ -28,7 +29,7 @@ class Where:
     """Bytes of weights by place, the place of the cache, and the bytes that rows may fill together: there,
     and in memory beside it.
 
-    ``sweep`` where weights are streamed.
+    ``sweep`` where weights are streamed, ``split`` where each block has its device.
     """
 
     verdict: Verdict
@@ -37,6 +38,7 @@ class Where:
     room_bytes: int = 0
     near_room_bytes: int = 0
     sweep: Sweep | None = None
+    split: Split | None = None
 
     @property
     def fetched_bytes(self) -> int:
@@ -83,21 +85,23 @@ def _times(room_bytes: int, each_bytes: int, most: int) -> int:
 
 def settle(shape: ModelShape, need: Need, have: Room, wish: Wish, rates: Rates, reasons: list[str]) -> Where:
     """Decide; each step that is passed leaves its sentence in ``reasons``."""
-    verdict, weights, cache_place = _place(need, have, wish, reasons)
-    sweep = None
+    verdict, weights, cache_place = _place(shape, need, have, wish, reasons)
+    sweep = split = None
     if verdict == "split" and (wish.quantization != "none" or wish.must_stream):
         verdict, weights, cache_place, sweep = _stream(shape, need, have, wish, rates, reasons)
     elif verdict == "split" and wish.may_stream and weights["disk"]:
         sweep = _streamed_past_the_page_cache(shape, need, have, wish, rates, weights, cache_place, reasons)
     elif verdict == "resident" and wish.quantization != "none" and wish.may_stream:
         sweep = _faster_streamed(shape, need, have, wish, rates, reasons)
-    if sweep is not None:
-        verdict, weights = "split", sweep.weights
     near = have.device_bytes - weights["device"] - need.activation_bytes
     if sweep is not None:
+        verdict, weights = "split", sweep.weights
         near = have.first_device_bytes - weights["device"] - sweep.pass_bytes - sweep.working_bytes
-    elif verdict == "does not fit" and need.weights_bytes > have.device_weights_bytes:
-        near = 0
+    elif verdict == "does not fit":
+        near = 0 if need.weights_bytes > have.device_weights_bytes else near
+    else:
+        split = _split_of(shape, need, have, wish, verdict, cache_place)
+        weights, near = split.by_place(have.computing), room_beside(split, shape, wish, need, have)
     left = {
         "device": near,
         "ram": have.ram_bytes - weights["ram"],
@@ -111,13 +115,27 @@ def settle(shape: ModelShape, need: Need, have: Room, wish: Wish, rates: Rates, 
         max(0, int(left * CACHE_SHARE)),
         max(0, int(beside * CACHE_SHARE)),
         sweep,
+        split,
     )
 
 
-def _place(need: Need, have: Room, wish: Wish, reasons: list[str]) -> tuple[Verdict, dict[Place, int], Place]:
+def _split_of(shape: ModelShape, need: Need, have: Room, wish: Wish, verdict: Verdict, cache: Place) -> Split:
+    """The one that the verdict was found with."""
+    if verdict == "split":
+        found = far_split(shape, wish, need, have, cache)
+    else:
+        found = near_split(shape, wish, need, have)
+    assert found is not None
+    return found
+
+
+def _place(
+    shape: ModelShape, need: Need, have: Room, wish: Wish, reasons: list[str]
+) -> tuple[Verdict, dict[Place, int], Place]:
     name, resident = have.device_name, _resident(need)
     asked = _asked(have, wish)
     held = need.weights_bytes <= have.device_weights_bytes
+    held = held and near_split(shape, wish, need, have) is not None
     layer_by_layer = need.weights_bytes + need.activation_bytes + need.near_bytes
     if held and asked in ("ram", "disk") and layer_by_layer <= have.device_bytes:
         return _as_configured(need, have, asked, reasons)
@@ -150,7 +168,7 @@ def _place(need: Need, have: Room, wish: Wish, reasons: list[str]) -> tuple[Verd
         return "does not fit", resident, "device"
     if wish.quantization != "none" or wish.must_stream:
         return "split", resident, asked or "device"  # by streaming, if that holds
-    return _split(need, have, asked, reasons)
+    return _split(shape, need, have, wish, reasons)
 
 
 def _resident(need: Need) -> dict[Place, int]:
@@ -208,19 +226,19 @@ def _cache_places(have: Room, asked: Place | None) -> tuple[Place, ...]:
 
 
 def _split(
-    need: Need, have: Room, asked: Place | None, reasons: list[str]
+    shape: ModelShape, need: Need, have: Room, wish: Wish, reasons: list[str]
 ) -> tuple[Verdict, dict[Place, int], Place]:
-    """Layers on the device first, then RAM, then disk; room is kept free for the one that is computed, and
+    """Blocks on the device first, then RAM, then disk; room is kept free for the one that is computed, and
     for one row.
     """
-    spread: dict[Place, int] = {}
-    for place in _cache_places(have, asked):
-        spread, holds = _spread(need, have, place)
-        if holds:
-            _say_where("unquantized weights may be split", spread, place, have, reasons)
-            return "split", spread, place
+    for place in _cache_places(have, _asked(have, wish)):
+        split = far_split(shape, wish, need, have, place)
+        if split is not None:
+            weights = split.by_place(have.computing)
+            _say_where("unquantized weights may be split", weights, place, have, reasons)
+            return "split", weights, place
     reasons.append(_nothing_holds(have))
-    return "does not fit", spread, "device"
+    return "does not fit", _resident(need), "device"
 
 
 def _stream(
@@ -326,26 +344,3 @@ def _nothing_holds(have: Room) -> str:
         if have.on_card
         else "RAM and disk together do not hold it"
     )
-
-
-def _spread(need: Need, have: Room, cache: Place) -> tuple[dict[Place, int], bool]:
-    """Weights by place with the cache of one row in ``cache``, and whether all of it holds."""
-    beside = (
-        need.activation_bytes
-        + 2 * need.layer_bytes
-        + (need.row_bytes if cache == "device" else need.near_bytes)
-    )
-    near = max(0, min(have.device_bytes - beside, have.device_weights_bytes))
-    near -= near % max(need.layer_bytes, 1)
-    near = min(near, need.weights_bytes)
-    rest = need.weights_bytes - near
-    in_ram = min(
-        rest, max(0, min(have.ram_bytes - (need.row_bytes if cache == "ram" else 0), have.ram_weights_bytes))
-    )
-    on_disk = rest - in_ram
-    holds = (
-        have.device_bytes >= beside
-        and on_disk + (need.far_bytes if cache == "disk" else 0) <= have.disk_bytes
-    )
-    holds = holds and (cache != "ram" or need.row_bytes <= have.ram_bytes)
-    return {"device": near, "ram": in_ram, "disk": on_disk}, holds

@@ -23,7 +23,7 @@ from pipeline.planner.forecast import Forecast
 from pipeline.planner.memory import PROCESS_BYTES
 from pipeline.planner.model.shape import ModelShape
 from pipeline.planner.prompt_layout import questions_about_a_document
-from pipeline.records import KvPlacement, Plan, Streaming
+from pipeline.records import KvPlacement, Plan, Streaming, WeightMap
 from pipeline.system.hardware import Hardware
 from pipeline.system.units import amount
 
@@ -123,6 +123,7 @@ def plan_of(
         if sweep
         else None,
         cards=_cards(hardware) if on_card else (),
+        weights=_weight_map(config, shape, forecast),
         reasons=tuple(reasons),
     )
 
@@ -131,6 +132,22 @@ def _cards(hardware: Hardware) -> tuple[str, ...]:
     """All cards of a machine, by name."""
     names = dict(enumerate(hardware.gpu_names))
     return tuple(names.get(card, f"number {card}") for card in range(len(hardware.gpu_bytes)))
+
+
+def _weight_map(config: Config, shape: ModelShape, forecast: Forecast) -> WeightMap | None:
+    """The forecast's, under the names that devices have; None where nobody knows what the model's parts are
+    called.
+    """
+    split = forecast.split
+    if split is None or shape.assumed:
+        return None
+    named = [device for device in config.model.max_memory or {} if isinstance(device, int)]
+    names = {str(place): str(card) for place, card in enumerate(named)}  # the second in use may be card 3
+    devices = {path: names.get(device, device) for path, device in split.devices.items()}
+    if len(set(devices.values())) == 1:
+        devices = {"": next(iter(devices.values()))}
+    bytes_by_device = {names.get(device, device): bytes_ for device, bytes_ in split.bytes_by_device.items()}
+    return WeightMap(devices, bytes_by_device)
 
 
 def _refuses(forecast: Forecast, shape: ModelShape) -> bool:

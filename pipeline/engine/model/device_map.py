@@ -16,11 +16,13 @@ from typing import Any
 import torch
 
 from pipeline.config import ModelConfig
+from pipeline.engine.model.blocks import stored_buffers
 from pipeline.engine.model.library_logging import import_bitsandbytes
 from pipeline.engine.model.location import Location
 from pipeline.engine.model.meta import build_on_meta
 from pipeline.engine.model.precision import architecture
 from pipeline.errors import ConfigError, DoesNotFit
+from pipeline.records import WeightMap
 from pipeline.system.hardware import available_ram_bytes
 from pipeline.system.units import amount
 
@@ -68,12 +70,16 @@ class DeviceMap:
         )
 
 
-def plan_device_map(config: ModelConfig, location: Location, dtype: str) -> DeviceMap:
-    """Place the model. Raises DoesNotFit with the remedies, or ConfigError for a model that cannot be
-    built.
+def plan_device_map(
+    config: ModelConfig, location: Location, dtype: str, planned: WeightMap | None = None
+) -> DeviceMap:
+    """Place the model: as ``planned``, or where nobody has planned it, as far as memory is allowed now.
+    Raises DoesNotFit with the remedies, or ConfigError for a model that cannot be built.
     """
     model, quantizer = build_on_meta(architecture(location, config), config, dtype)
     amounts = _tensor_bytes(model)
+    if planned is not None:
+        return _as_planned(config, model, amounts, planned)
     needed, allowed = sum(amounts.values()), allowed_bytes(config)
     first = next(iter(allowed))
     if needed <= allowed[first]:
@@ -86,6 +92,17 @@ def plan_device_map(config: ModelConfig, location: Location, dtype: str) -> Devi
     by_device = _bytes_by_device(amounts, devices)
     rewritten = by_device.get("disk", 0) if _is_converted_while_loading(model) else 0
     return DeviceMap(devices, by_device, rewritten)
+
+
+def _as_planned(config: ModelConfig, model: Any, amounts: Mapping[str, int], planned: WeightMap) -> DeviceMap:
+    """Bytes are those of the plan, whose sizes are exact where ``amounts`` leave out the tables of 4 bits."""
+    cards = [card for card in planned.bytes_by_device if card.isdigit()]
+    free: dict[int | str, int] = {int(card): int(torch.cuda.mem_get_info(int(card))[0]) for card in cards}
+    if any(planned.bytes_by_device[str(card)] > bytes_ for card, bytes_ in free.items()):
+        raise DoesNotFit(_does_not_fit(config, sum(planned.bytes_by_device.values()), free))
+    on_disk = _bytes_by_device(amounts, planned.devices).get("disk", 0)
+    rewritten = on_disk if on_disk and _is_converted_while_loading(model) else 0
+    return DeviceMap(planned.devices, planned.bytes_by_device, rewritten)
 
 
 def allowed_bytes(config: ModelConfig) -> dict[int | str, int]:
@@ -150,9 +167,9 @@ def _spread(model: Any, allowed: Mapping[int | str, int]) -> dict[str, str]:
 
 
 def _tensor_bytes(model: Any) -> dict[str, int]:
-    """Bytes by parameter and buffer, tied ones counted once."""
+    """Bytes by parameter and stored buffer, tied ones counted once."""
     tied, sizes = model.all_tied_weights_keys, _Sizes()
-    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    tensors = {**dict(model.named_parameters()), **dict(stored_buffers(model))}
     return {
         name: int(tensor.numel() * sizes.param_element_size(model, name, tensor))
         for name, tensor in tensors.items()

@@ -35,6 +35,7 @@ from pipeline.engine.model.unpacked_products import unpack_products
 from pipeline.engine.out_of_memory import is_out_of_memory
 from pipeline.engine.trial import Trials
 from pipeline.errors import ConfigError, DoesNotFit, OutOfMemory
+from pipeline.records import WeightMap
 from pipeline.system.units import amount
 
 
@@ -64,9 +65,10 @@ def load_model(
     say: Callable[[str], None] = lambda _: None,
     location: Location | None = None,
     unpacked: Collection[tuple[int, int]] = (),
+    planned: WeightMap | None = None,
 ) -> LoadedModel:
-    """Plan the placement, then read the weights. ``dtype`` is resolved. Raises ConfigError, DoesNotFit, or
-    OutOfMemory while reading.
+    """Place the model as ``planned``, else as far as memory is there, and read the weights. ``dtype`` is
+    resolved. Raises ConfigError, DoesNotFit, or OutOfMemory while reading.
 
     ``offload_folder`` is private to the run; the caller removes it. ``unpacked``: shapes of weights in 4 bits
     that are not to stay so.
@@ -74,7 +76,7 @@ def load_model(
     quiet_libraries()
     place = location or locate(config, say)
     fetch_weights(place, say)
-    placement = plan_device_map(config, place, dtype)
+    placement = plan_device_map(config, place, dtype, planned)
     _require_disk_space(placement, offload_folder)
     say(f"loading {config.id}: {placement.describe()}")
     started = time.monotonic()

@@ -20,10 +20,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from pipeline.config import ModelConfig
+from pipeline.engine.model.blocks import block_paths, owner_of, stored_buffers
 from pipeline.engine.model.meta import build_on_meta
 from pipeline.errors import CannotPlan
 from pipeline.planner.model.hf_config import HfConfigReader
-from pipeline.planner.model.layers import Layer, LayerKind, Module, Weight
+from pipeline.planner.model.layers import Block, Layer, LayerKind, Module, Weight
 from pipeline.planner.model.shape import ModelShape
 
 _TOKENS = 2
@@ -80,6 +81,7 @@ def meta_shape(built: Any, config: ModelConfig) -> ModelShape:
         weights=tuple(weights.all()),
         layer_weights=tuple(weights.different_layers()),
         tied=weights.tied,
+        blocks=tuple(weights.blocks()),
     )
 
 
@@ -197,8 +199,31 @@ class _Weights:
                 layers.setdefault(number, []).append(weight)
         return list(dict.fromkeys(tuple(_together(layer)) for layer in layers.values()))
 
+    def blocks(self) -> list[Block]:
+        """What goes to a device together, in the model's order; a tied one behind the block it follows."""
+        inside: dict[str, list[Weight]] = {path: [] for path in block_paths(self._model)}
+        for name, weight in self._found.items():
+            inside[owner_of(name, inside)].append(weight)
+        buffers: Counter[str] = Counter()
+        for name, tensor in stored_buffers(self._model):
+            buffers[owner_of(name, inside)] += tensor.numel() * tensor.element_size()
+        tied = {owner_of(own, inside): owner_of(other, inside) for own, other in self._ties().items()}
+        return [
+            Block(
+                path,
+                tuple(_together(weights)),
+                path.startswith(self._prefix),
+                buffers[path],
+                "" if weights or tied.get(path) == path else tied.get(path, ""),
+            )
+            for path, weights in inside.items()
+        ]
+
+    def _ties(self) -> dict[str, str]:
+        return dict(getattr(self._model, "all_tied_weights_keys", {}) or {})
+
     def _parameters(self) -> Iterator[tuple[str, Any]]:
-        tied = set(getattr(self._model, "all_tied_weights_keys", {}) or {})
+        tied = self._ties()
         for name, parameter in self._model.named_parameters():
             if name not in tied:
                 yield name, parameter

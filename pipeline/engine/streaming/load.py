@@ -65,7 +65,7 @@ def why_streamed(config: Config, location: Location, plan: Plan) -> str | None:
             f"streaming keeps them quantized elsewhere"
         )
     try:
-        placement = plan_device_map(config.model, location, plan.dtype)
+        placement = plan_device_map(config.model, location, plan.dtype, plan.weights)
     except DoesNotFit:
         if config.model.quantization == "none":
             raise

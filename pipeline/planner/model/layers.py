@@ -71,6 +71,25 @@ class Weight:
 
 
 @dataclass(frozen=True, slots=True)
+class Block:
+    """Weights that go to one device together, under their path in the model: a layer, a table, a norm.
+
+    ``buffer_bytes`` are those of its buffers that are stored with the weights. ``follows``: the path of
+    the block whose weights are its own, too, as of a tied head.
+    """
+
+    path: str
+    weights: tuple[Weight, ...] = ()
+    layer: bool = False
+    buffer_bytes: int = 0
+    follows: str = ""
+
+    def stored_bytes(self, quantization: str, dtype: str) -> int:
+        """Bytes in memory, as of ``Weight``."""
+        return self.buffer_bytes + sum(weight.stored_bytes(quantization, dtype) for weight in self.weights)
+
+
+@dataclass(frozen=True, slots=True)
 class Layer:
     """What one decoder layer keeps of the tokens it has seen.
 

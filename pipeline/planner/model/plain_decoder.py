@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipeline.planner.model.layers import Weight
+from pipeline.planner.model.layers import Block, Weight
 
 
 def layer_weights(query: int, key: int, hidden: int, intermediate: int) -> tuple[Weight, ...]:
@@ -29,3 +29,17 @@ def all_weights(
     head = () if tied else (replace(table, module="head"),)
     every = (replace(weight, copies=weight.copies * layers) for weight in layer)
     return (table, *every, Weight("norms", hidden), *head)
+
+
+def all_blocks(
+    weights: tuple[Weight, ...], layer_weights: tuple[tuple[Weight, ...], ...], layers: int
+) -> tuple[Block, ...]:
+    """Of a model that does not say what goes together: equal layers, and all else. Nothing is found by their
+    paths.
+    """
+    if len(layer_weights) != 1:
+        return ()
+    (layer,) = layer_weights
+    inside = {replace(weight, copies=weight.copies * layers) for weight in layer}
+    table = Block("", tuple(weight for weight in weights if weight not in inside))
+    return (table, *(Block(f"{number}", layer, layer=True) for number in range(layers)))

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pipeline.planner.model.hf_config import HfConfigReader
-from pipeline.planner.model.layers import DTYPE_BYTES, Layer, Weight, dtype_bytes
-from pipeline.planner.model.plain_decoder import all_weights, layer_weights
+from pipeline.planner.model.layers import DTYPE_BYTES, Block, Layer, Weight, dtype_bytes
+from pipeline.planner.model.plain_decoder import all_blocks, all_weights, layer_weights
 
 __all__ = ["DTYPE_BYTES", "ModelShape", "plain_shape"]
 
@@ -24,7 +24,8 @@ class ModelShape:
 
     ``kinds`` and ``weights`` say the rest; where they are left out, it is a plain gated decoder with full
     attention and a tied head. ``layer_weights`` are those of each layer that differs from the others.
-    ``assumed``: the model could not be asked, and was taken for such a decoder.
+    ``assumed``: the model could not be asked, and was taken for such a decoder. ``blocks``: what of the model
+    goes to a device together, in the model's order.
     """
 
     layers: int
@@ -41,6 +42,7 @@ class ModelShape:
     layer_weights: tuple[tuple[Weight, ...], ...] = ()
     tied: bool = True
     assumed: bool = False
+    blocks: tuple[Block, ...] = ()
 
     def __post_init__(self) -> None:
         """Fill in what a plain decoder has."""
@@ -53,6 +55,8 @@ class ModelShape:
             every = all_weights(layer, self.layers, self.hidden, self.vocabulary, tied=self.tied)
             object.__setattr__(self, "weights", every)
             object.__setattr__(self, "layer_weights", (layer,))
+        if not self.blocks:
+            object.__setattr__(self, "blocks", all_blocks(self.weights, self.layer_weights, self.layers))
 
     # ── weights
 
@@ -149,7 +153,12 @@ class ModelShape:
                 for weight in weights
             )
 
-        return replace(self, weights=plain(self.weights), layer_weights=tuple(map(plain, self.layer_weights)))
+        return replace(
+            self,
+            weights=plain(self.weights),
+            layer_weights=tuple(map(plain, self.layer_weights)),
+            blocks=tuple(replace(block, weights=plain(block.weights)) for block in self.blocks),
+        )
 
     # ── cache
 
