@@ -13,6 +13,7 @@ from tests.pretend_card.build import CannotBuild, NoCompiler
 from tests.pretend_card.card_process import CardProcess, Ended
 from tests.pretend_card.options import VARIABLE, options_of
 
+REAL = "CARD_IS_REAL"  # tests that need no more than a card run on this machine's own
 REQUIRED = "PRETEND_REQUIRED"  # set where a compiler has to be there: its lack is a failure
 _processes: list[CardProcess] = []
 
@@ -20,7 +21,7 @@ _processes: list[CardProcess] = []
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     """Have the process with the cards run it."""
-    if VARIABLE in os.environ or not _on_card(item) or _why_there_is_none():
+    if _is_here() or not _on_card(item) or _why_there_is_none():
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for report in _reports(item, nextitem if nextitem and _on_card(nextitem) else None):
@@ -32,12 +33,17 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 @pytest.hookimpl(tryfirst=True)
 def pytest_timeout_set_timer(item: pytest.Item) -> bool | None:
     """The process with the cards has the limits; one clock for both would stop the wrong one."""
-    return None if VARIABLE in os.environ or not _on_card(item) else True
+    return None if _is_here() or not _on_card(item) else True
 
 
 def pytest_unconfigure() -> None:
     while _processes:
         _processes.pop().close()
+
+
+def _is_here() -> bool:
+    """Whether this process itself has a card."""
+    return VARIABLE in os.environ or REAL in os.environ
 
 
 def _on_card(item: pytest.Item) -> bool:
@@ -72,6 +78,9 @@ def _failure(item: pytest.Item, text: str) -> pytest.TestReport:
 @pytest.fixture(autouse=True)
 def card() -> Iterator[Any]:
     """The device, with nothing counted yet; a test that leaves a race behind has failed."""
+    if REAL in os.environ:
+        yield None
+        return
     if VARIABLE not in os.environ:
         _no_card()
     import torch  # noqa: F401  # the device comes with it
@@ -110,6 +119,8 @@ def _begin(device: Any) -> None:
 @pytest.fixture
 def cards(card: Any) -> Iterator[Callable[..., None]]:
     """Other cards for a test: ``cards("2x8GiB", capability="7.5", foreign="1GiB", dry="1")``."""
+    if card is None:
+        pytest.skip("a real card is as large as it is")
     from tests.pretend_card.torch_cuda import configure
 
     def become(size: str, **options: str) -> None:
