@@ -31,7 +31,7 @@ def plan(
     vram: Annotated[
         str | None,
         typer.Option(
-            help="Plan for another machine: its graphics card(s), e.g. 24GiB or 2x24GiB; 0 for none."
+            help="Plan for another machine: its graphics card(s), e.g. 24GiB, 2x24GiB or rtx4060; 0 for none."
         ),
     ] = None,
     ram: Annotated[str | None, typer.Option(help="... its RAM, e.g. 64GiB.")] = None,

@@ -99,6 +99,12 @@ def decide(shape: ModelShape, hardware: Hardware, wish: Wish) -> Forecast:
     rows, most_rows = _together(shape, have, wish, hardware.rates, where, reasons)
     timing = Timing.of(shape, have, hardware.rates, wish, where, rows) if rows else Timing()
     reasons += _rows_and_time(rows, timing, wish, have)
+    share = _bandwidth_share(packed, have, wish, hardware.rates, where, rows, timing)
+    if share is not None:
+        reasons.append(
+            f"predicted, not measured: a step takes {duration(timing.step.seconds if timing.step else 0.0)} "
+            f"and makes use of {share:.0%} of the bandwidth that the card's data sheet gives"
+        )
     kept = keeping(shape, wish, timing.crossover, reasons)
     if have.on_card and where.verdict == "resident":
         reasons.append(
@@ -126,7 +132,7 @@ def decide(shape: ModelShape, hardware: Hardware, wish: Wish) -> Forecast:
         transfer_bytes=moved_bytes(shape, wish, where, rows),
         step=timing.step,
         unpacked=unpacked,
-        bandwidth_share=_bandwidth_share(packed, have, wish, hardware.rates, where, rows, timing),
+        bandwidth_share=share,
         load_seconds=timing.load,
         prefill_seconds=timing.prefill,
         crossover_tokens=timing.crossover,

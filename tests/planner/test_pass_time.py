@@ -102,6 +102,7 @@ def test_the_share_of_the_bandwidth_is_told_as_a_prediction() -> None:
     assert "prediction" in share.formula
     assert "prediction" in lines["decode_step"].formula
     assert share.shown.endswith(" %")
+    assert any(reason.startswith("predicted, not measured: a step takes") for reason in found.reasons)
 
 
 def test_a_processor_has_no_such_share() -> None:
