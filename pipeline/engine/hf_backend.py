@@ -13,6 +13,7 @@ import torch
 from pipeline.config import Config
 from pipeline.engine.device_failure import naming_the_device, require_cards
 from pipeline.engine.interface import Engine, ModelFacts, PlanRequest
+from pipeline.engine.model.cpu_products import speed_up
 from pipeline.engine.model.facts import model_facts
 from pipeline.engine.model.identity import tokenizer_identity, weights_identity
 from pipeline.engine.model.loading import LoadedModel, load_model
@@ -96,12 +97,13 @@ class TransformersBackend:
         self, plan: Plan, offload_folder: Path, say: Callable[[str], None]
     ) -> tuple[Engine, Mapping[str, Any]]:
         loaded = self.load(plan, offload_folder, say)
+        products = speed_up(loaded.model, exact=plan.dtype == "float32")
         tokenizer = self._tokenizer
         self._caches, told = open_cache_access(self._config, plan, loaded, self._weights, say)
         engine, kind = select_engine(
             loaded, plan, end_ids=tokenizer.end_ids, pad_id=tokenizer.pad_id, caches=self._caches
         )
-        return engine, {**loaded.facts, "engine": kind, "kv_store": told}
+        return engine, {**loaded.facts, "products": products, "engine": kind, "kv_store": told}
 
     def load(self, plan: Plan, offload_folder: Path, say: Callable[[str], None]) -> LoadedModel:
         """The weights alone, resident or streamed, where the plan wants them."""

@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -21,6 +22,8 @@ from pipeline.engine.model.library_logging import import_bitsandbytes
 
 # packed bytes at once: their 4 MiB of numbers stay in a cache of the processor between two passes over them
 _STRETCH = 2**19
+
+_Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], None]
 
 # 200 MB in float32, as a layer in use is in no cache of the processor
 _TRIED_SHAPE, _TRIED_MATRICES = (
@@ -50,26 +53,60 @@ def dequantize(packed: torch.Tensor, state: Any, out: torch.Tensor) -> None:
         functional.dequantize_4bit(packed, state, out=out)
         return
     block, size = int(state.blocksize), out.numel()
-    scales = (
-        functional.dequantize_blockwise(state.absmax, state.state2) + state.offset
-        if state.nested
-        else state.absmax
-    )
+    scales = _scales(state)
     kernel = _kernel(out.dtype) if out.shape[-1] % block == 0 else None
     if kernel is not None:
-        kernel(packed, scales.float(), out, block)
+        kernel(packed, scales, out, block)
         return
     whole = out.dtype == torch.float32 and size % block == 0
     plain = out if whole else torch.empty(-(-size // block) * block)
     bytes_ = packed.reshape(-1)
     padded = torch.nn.functional.pad(bytes_, (0, plain.numel() // 2 - len(bytes_)))
-    _look_up(padded, scales.float(), state.code.float(), block, plain)
+    _look_up(padded, scales, state.code.float(), block, plain)
     if not whole:
         out.copy_(plain[:size].view(out.shape))
 
 
-def unpacking_rate(dtype: str) -> float:
-    """Numbers a second that ``dequantize`` gives on this processor, from one matrix to the next."""
+@dataclass(frozen=True, slots=True)
+class Unpacking:
+    """One packed weight of a processor, made ready to be unpacked again and again: ``scales`` (blocks,) of
+    ``block`` numbers each are float32 already, which takes 4 bytes a block.
+    """
+
+    packed: torch.Tensor
+    scales: torch.Tensor
+    block: int
+    kernel: _Kernel
+
+    def into(self, out: torch.Tensor) -> None:
+        """Fill ``out`` (the weight's shape): the bits that ``dequantize`` gives."""
+        self.kernel(self.packed, self.scales, out, self.block)
+
+
+def unpacking_of(packed: torch.Tensor, state: Any, dtype: torch.dtype) -> Unpacking | None:
+    """``packed`` made ready; None where the library's kernel is not to be called for it."""
+    block = int(state.blocksize)
+    kernel = _kernel(dtype) if state.quant_type == "nf4" and state.shape[-1] % block == 0 else None
+    return None if kernel is None else Unpacking(packed, _scales(state), block, kernel)
+
+
+def _scales(state: Any) -> torch.Tensor:
+    """Float32, one a block."""
+    functional = import_bitsandbytes().functional
+    scales: torch.Tensor = (
+        functional.dequantize_blockwise(state.absmax, state.state2) + state.offset
+        if state.nested
+        else state.absmax
+    )
+    return scales.float()
+
+
+def unpacking_rate(dtype: str) -> float | None:
+    """Numbers a second that ``dequantize`` gives on this processor, from one matrix to the next; None where a
+    card does it in no time.
+    """
+    if torch.cuda.is_available():
+        return None
     plain = torch.randn(_TRIED_SHAPE, generator=torch.Generator().manual_seed(1))
     packed, state = import_bitsandbytes().functional.quantize_4bit(
         plain, quant_type="nf4", compress_statistics=True
@@ -85,7 +122,6 @@ def unpacking_rate(dtype: str) -> float:
     return _TRIED_MATRICES * plain.numel() / (time.perf_counter() - started)
 
 
-_Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], None]
 _KERNEL_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
