@@ -124,7 +124,7 @@ class FastProducts:
     def stop(self) -> None:
         """From now on the library's way; not for weights that were given back."""
         for module in self._products:
-            del module.forward
+            vars(module).pop("forward", None)
 
     @contextmanager
     def started(self) -> Iterator[None]:
