@@ -26,6 +26,8 @@ _READ_AT_ONCE = 4
 # What shrinking them takes beside: 20 MiB on an idle machine, up to 80 where other work keeps the processor
 # busy.
 _SHRINKING_BYTES = 64 * 2**20
+# Weights of linear layers, where they are not quantized: processors multiply by a layout of their own.
+_LAID_OUT = ("attention", "recurrent", "mlp", "head")
 # The most positions whose logits were seen to cost no copy of the head.
 _PLAIN_LOGITS = 16
 
@@ -73,15 +75,15 @@ def mapped_bytes(shape: ModelShape, files: FileBytes, quantization: str, dtype: 
     """Pages of the weight files that count as resident beside the weights. The system takes them back when
     memory is short.
 
-    Files are mapped while they are read; weights in the same numbers are then used where they lie, and keep
-    the whole file mapped. So do embeddings of a quantized model, whose pages are then not counted twice.
+    Files are mapped while they are read; embeddings in the same numbers are then used where they lie, and
+    keep the whole file mapped. Other weights are quantized, or laid out anew for a processor's products.
     """
     if not files.same_numbers:
         return 0 if working else files.stored_bytes
     used_there = sum(
         weight.stored_bytes(quantization, dtype)
         for weight in shape.weights
-        if quantization == "none" or not weight.shrinks
+        if not (weight.shrinks or weight.module in _LAID_OUT)
     )
     return max(0, files.stored_bytes - used_there)
 
@@ -97,13 +99,15 @@ def arriving_bytes(largest_bytes: int) -> int:
 
 
 def head_copy_bytes(shape: ModelShape, dtype: str, logits: int, on_card: bool) -> int:
-    """What multiplying ``logits`` positions by the output head costs a processor: beyond a few, its library
-    lays the head out anew.
+    """What multiplying ``logits`` positions by the output head costs a processor beside the head: it is laid
+    out for products when it is loaded, and stays as it was where it is the embedding, too. Where that does
+    not pay, a library lays it out in every pass of more than a few positions.
 
-    Fits what label runs of the demo model held beyond the rest: 108 MiB, the size of its head, in nf4 with 18
-    and with 45 positions a pass.
+    Fits what label runs of the demo model held beyond the rest: 108 MiB, the size of its head.
     """
-    return 0 if on_card or logits <= _PLAIN_LOGITS else shape.vocabulary * shape.hidden * dtype_bytes(dtype)
+    if on_card or not (shape.tied or logits > _PLAIN_LOGITS):
+        return 0
+    return shape.vocabulary * shape.hidden * dtype_bytes(dtype)
 
 
 def activations_bytes(

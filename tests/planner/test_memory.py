@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,9 +37,9 @@ def test_the_longest_rows_count() -> None:
 def test_files_stay_mapped_where_weights_are_used_as_they_lie() -> None:
     files = stored(demo(), "float32", "float32")
     assert files == FileBytes(demo().parameters * 4, same_numbers=True)
-    assert mapped_bytes(demo(), files, "none", "float32", working=True) == 0  # the weights are those pages
     shrunk = sum(weight.parameters for weight in demo().weights if weight.shrinks)
-    for quantization in ("nf4", "int8"):  # embeddings and norms are; what was read to be shrunk stays beside
+    # embeddings and norms are; what was read to be shrunk, or laid out anew, stays beside
+    for quantization in ("none", "nf4", "int8"):
         assert mapped_bytes(demo(), files, quantization, "float32", working=True) == shrunk * 4
 
 
@@ -48,9 +50,13 @@ def test_files_in_other_numbers_are_mapped_while_they_are_read() -> None:
     assert mapped_bytes(demo(), other, "nf4", "float32", working=True) == 0
 
 
-def test_many_logits_cost_a_copy_of_the_head() -> None:
-    assert head_copy_bytes(demo(), "float32", 16, on_card=False) == 0
-    assert head_copy_bytes(demo(), "float32", 17, on_card=False) == 49_152 * 576 * 4
+def test_a_head_that_is_the_embedding_is_laid_out_beside_it() -> None:
+    assert head_copy_bytes(demo(), "float32", 1, on_card=False) == 49_152 * 576 * 4
+    own = replace(
+        demo(), tied=False
+    )  # laid out in its place; where that does not pay, in passes of many logits
+    assert head_copy_bytes(own, "float32", 16, on_card=False) == 0
+    assert head_copy_bytes(own, "float32", 17, on_card=False) == 49_152 * 576 * 4
     assert head_copy_bytes(demo(), "float32", 17, on_card=True) == 0
 
 

@@ -14,17 +14,19 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch.nn.functional import linear
 
 from pipeline.engine.model.nf4 import Unpacking, unpacking_of
+from pipeline.engine.model.peak_memory import large_blocks_given_back
 from pipeline.engine.trial import Agreement, compared, reason_against, trial_tokens
 
 _LAID_OUT_FOR = 32  # rows; any other number is served by the same layout, too
 _TRIED_ROWS = (8, 32, 512)  # decoding, more of it, reading
+_MOST_OUTPUTS = 2**22  # of a trial: a head is not asked for hundreds of rows, and its memory is in no plan
 _TRIES, _SECONDS = 5, 2.0
 _WORTH = 0.97  # of the plain product's time, the geometric mean over the tried rows
 _TRIAL_TOKENS = 12
@@ -42,7 +44,8 @@ def speed_up(model: Any, *, exact: bool) -> Mapping[str, Any]:
     if not is_on_processor(model):
         return {}
     plain = _read(model)
-    products = FastProducts(model, free=True)
+    with large_blocks_given_back():
+        products = FastProducts(model, free=True)
     products.start()
     reason = reason_against(lambda: _agreement(model, plain), exact=exact)
     if reason is None:
@@ -71,24 +74,19 @@ def _agreement(model: Any, plain: torch.Tensor) -> Agreement:
 @dataclass(frozen=True, slots=True)
 class ProductFacts:
     """How many linear layers take which way, bytes that are there beside the weights (of a head whose weight
-    is the embedding's, too; scales in plain numbers), and the seconds of finding out.
+    is the embedding's, too; room for an unpacked weight; scales in plain numbers), and the seconds of finding
+    out.
     """
 
     laid_out: int
-    unpacked: int
+    unpacked_in_place: int
     plain: int
     beside_bytes: int
     seconds: float
 
     def as_values(self) -> Mapping[str, Any]:
         """Plain values (JSON)."""
-        return {
-            "laid_out_beforehand": self.laid_out,
-            "unpacked_in_place": self.unpacked,
-            "plain": self.plain,
-            "beside_bytes": self.beside_bytes,
-            "seconds": round(self.seconds, 3),
-        }
+        return {**asdict(self), "seconds": round(self.seconds, 3)}
 
 
 class FastProducts:
@@ -104,17 +102,23 @@ class FastProducts:
         self._laid_out: dict[Any, torch.Tensor] = {}
         self._embedding = model.get_input_embeddings().weight
         linears = list(_linears(model))
-        self._storage = _storage(linears)
-        self._beside_bytes = sum(storage.nbytes for storage in self._storage.values())
-        pays = _Choice()
+        self._storage: dict[torch.dtype, torch.Tensor] = {}
+        self._beside_bytes = 0
+        self._pays = _Choice()
+        self._largest = _largest_in_4_bits(linears)
         for module in linears:
             if hasattr(module, "compute_dtype"):
-                self._unpack_in_place(module)
-            elif pays(module.weight):
+                self._unpack(module)
+            elif self._pays(module.weight):
                 self._lay_out(module)
         laid_out, fast = len(self._laid_out), len(self._products)
-        seconds = time.perf_counter() - began
-        self.facts = ProductFacts(laid_out, fast - laid_out, len(linears) - fast, self._beside_bytes, seconds)
+        self.facts = ProductFacts(
+            laid_out,
+            fast - laid_out,
+            len(linears) - fast,
+            self._beside_bytes,
+            time.perf_counter() - began,
+        )
 
     def start(self) -> None:
         """From now on the model computes its products this way."""
@@ -154,19 +158,23 @@ class FastProducts:
             nothing = torch.full((), math.nan, dtype=weight.dtype).expand(weight.shape)
             module.weight = torch.nn.Parameter(nothing, requires_grad=False)
 
-    def _unpack_in_place(self, module: Any) -> None:
-        state, dtype = module.weight.quant_state, module.compute_dtype
+    def _unpack(self, module: Any) -> None:
+        packed, state, dtype = module.weight.data, module.weight.quant_state, module.compute_dtype
         # the library has a layout and a product of its own for bfloat16 where the processor has it
-        unpacking = (
-            None
-            if module.support_avx512bf16_for_cpu or dtype is None
-            else unpacking_of(module.weight.data, state, dtype)
-        )
-        if unpacking is None:
+        if dtype is None or module.support_avx512bf16_for_cpu:
             return
-        out = self._storage[dtype][: state.shape.numel()].view(state.shape)
-        self._products[module] = _unpacked(unpacking, out, module.bias)
-        self._beside_bytes += unpacking.scales.nbytes
+        unpacking = unpacking_of(packed, state, dtype)
+        if unpacking is not None:
+            out = self._room(dtype)[: state.shape.numel()].view(state.shape)
+            self._products[module] = _unpacked(unpacking, out, module.bias)
+            self._beside_bytes += unpacking.scales.nbytes
+
+    def _room(self, dtype: torch.dtype) -> torch.Tensor:
+        """For the largest of the weights in 4 bits, one after another."""
+        if dtype not in self._storage:
+            self._storage[dtype] = torch.empty(self._largest, dtype=dtype)
+            self._beside_bytes += self._storage[dtype].nbytes
+        return self._storage[dtype]
 
 
 def _linears(model: Any) -> Iterator[Any]:
@@ -176,14 +184,9 @@ def _linears(model: Any) -> Iterator[Any]:
             yield module
 
 
-def _storage(linears: Sequence[Any]) -> dict[torch.dtype, torch.Tensor]:
-    """Room for the largest weight in 4 bits that is computed with in a dtype, once for all of them."""
-    largest: dict[torch.dtype, int] = {}
-    for module in linears:
-        if getattr(module, "compute_dtype", None) is not None:
-            numbers = module.weight.quant_state.shape.numel()
-            largest[module.compute_dtype] = max(numbers, largest.get(module.compute_dtype, 0))
-    return {dtype: torch.empty(numbers, dtype=dtype) for dtype, numbers in largest.items()}
+def _largest_in_4_bits(linears: Sequence[Any]) -> int:
+    states = [getattr(module.weight, "quant_state", None) for module in linears]
+    return max((state.shape.numel() for state in states if state is not None), default=0)
 
 
 def _laid_out(weight: torch.Tensor) -> torch.Tensor:
@@ -205,11 +208,16 @@ def _prepacked(laid_out: torch.Tensor, bias: torch.Tensor | None) -> _Product:
 def _unpacked(unpacking: Unpacking, out: torch.Tensor, bias: torch.Tensor | None) -> _Product:
     bias = None if bias is None else bias.to(out.dtype)
 
-    def forward(states: torch.Tensor) -> torch.Tensor:
+    def product(states: torch.Tensor) -> torch.Tensor:
         unpacking.into(out)
-        return linear(states.to(out.dtype), out, bias).to(states.dtype)
+        return linear(states, out, bias)
 
-    return forward
+    return _in_dtype(product, out.dtype)
+
+
+def _in_dtype(product: _Product, dtype: torch.dtype) -> _Product:
+    """As 4-bit products do: computed in their own dtype, given back in the input's."""
+    return lambda states: product(states.to(dtype)).to(states.dtype)
 
 
 class _Choice:
@@ -231,7 +239,8 @@ class _Choice:
     def _tried(self, weight: torch.Tensor) -> bool:
         try:
             fast = _prepacked(_laid_out(weight), None)
-            ratios = [self._ratio(weight, fast, rows) for rows in _TRIED_ROWS]
+            rows = [rows for rows in _TRIED_ROWS if rows * len(weight) <= _MOST_OUTPUTS]
+            ratios = [self._ratio(weight, fast, count) for count in rows or _TRIED_ROWS[:1]]
         except RuntimeError:  # this build lays out no such numbers
             return False
         return math.prod(ratios) ** (1 / len(ratios)) < _WORTH

@@ -86,8 +86,8 @@ def load_model(
             tidy.enter_context(large_blocks_given_back())
             tidy.enter_context(quantizing_in_pieces())
         model = _read_weights(config, dtype, place, placement, offload_folder)
+        unpack_products(model, unpacked, torch_dtype(dtype))
     compute_as_asked(model, dtype)
-    unpack_products(model, unpacked, torch_dtype(dtype))
     lay_out_for_head(model)
     facts = {
         **describe_model(model),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,6 +29,20 @@ def _model(config: Any = LlamaConfig, **changes: Any) -> Any:
     return AutoModelForCausalLM.from_config(config(**{**SIZES, **changes}), dtype=torch.float32).eval()
 
 
+def _nf4(folder: Path) -> Any:
+    settings = BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.float32,
+    )
+    model = AutoModelForCausalLM.from_pretrained(
+        save_llama(folder), quantization_config=settings, dtype=torch.float32
+    )
+    compute_as_asked(model, "float32")
+    return model
+
+
 def _logits(model: Any, ids: torch.Tensor = IDS) -> torch.Tensor:
     with torch.inference_mode():
         found: torch.Tensor = model(ids).logits
@@ -40,7 +55,7 @@ def test_laid_out_weights_give_the_plain_numbers(config: Any, tied: bool) -> Non
     model = _model(config, tie_word_embeddings=tied)
     plain = [_logits(model, ids) for ids in (IDS, IDS.repeat(3, 40))]
     facts = speed_up(model, exact=True)
-    assert facts["laid_out_beforehand"] == 4 * 7 + 1
+    assert facts["laid_out"] == 4 * 7 + 1
     assert facts["beside_bytes"] == (512 * 64 * 4 if tied else 0)
     for expected, ids in zip(plain, (IDS, IDS.repeat(3, 40)), strict=True):
         torch.testing.assert_close(_logits(model, ids), expected, atol=1e-5, rtol=1e-5)
@@ -95,16 +110,8 @@ def test_a_family_that_reads_its_weights_keeps_the_plain_products() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 5, 70])
-def test_nf4_is_the_librarys_bit_for_bit(tmp_path: Any, rows: int) -> None:
-    settings = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.float32,
-    )
-    folder = save_llama(tmp_path)
-    model = AutoModelForCausalLM.from_pretrained(folder, quantization_config=settings, dtype=torch.float32)
-    compute_as_asked(model, "float32")
+def test_nf4_is_the_librarys_bit_for_bit(tmp_path: Path, rows: int) -> None:
+    model = _nf4(tmp_path)
     layers, states = (
         model.model.layers[0],
         torch.randn(1, rows, 64, generator=torch.Generator().manual_seed(2)),
