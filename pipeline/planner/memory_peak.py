@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from pipeline.planner.budget import Need, Room, Wish
 from pipeline.planner.memory import (
+    LAYING_OUT_BYTES,
     LIBRARY_BYTES,
     activations_bytes,
     arriving_bytes,
@@ -81,7 +82,8 @@ def peaks_of(
         return 0 if where.sweep else mapped_bytes(shape, files, wish.quantization, wish.dtype, working)
 
     loading = in_ram + weights["device"] + mapped(working=False) + arriving_bytes(need.unpacked_bytes)
-    working = in_ram + on_device + mapped(working=True)
+    laying_out = 0 if where.sweep else LAYING_OUT_BYTES
+    working = in_ram + on_device + mapped(working=True) + laying_out
     return Peaks(0, max(loading, working), disk, mapped(working=working >= loading), activations, cache)
 
 
