@@ -233,7 +233,7 @@ class _Choice:
     def __call__(self, weight: torch.Tensor) -> bool:
         key = weight.dtype, tuple(weight.shape)
         if key not in self._found:
-            self._found[key] = torch.backends.mkldnn.is_available() and self._tried(weight.detach())
+            self._found[key] = self._tried(weight.detach())
         return self._found[key]
 
     def _tried(self, weight: torch.Tensor) -> bool:
@@ -241,7 +241,7 @@ class _Choice:
             fast = _prepacked(_laid_out(weight), None)
             rows = [rows for rows in _TRIED_ROWS if rows * len(weight) <= _MOST_OUTPUTS]
             ratios = [self._ratio(weight, fast, count) for count in rows or _TRIED_ROWS[:1]]
-        except RuntimeError:  # this build lays out no such numbers
+        except (RuntimeError, AttributeError):  # this build lays out no such numbers, or has no oneDNN
             return False
         return math.prod(ratios) ** (1 / len(ratios)) < _WORTH
 
