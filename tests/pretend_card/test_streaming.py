@@ -18,6 +18,7 @@ from tests.engine.small_models import save_llama
 from tests.engine.streaming.opened import configured
 
 _SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 6, "vocab_size": 512}
+MIB = 2**20
 _IDS = [[5, 6, 7, 8]]
 
 
@@ -36,8 +37,15 @@ def streamed(folder: Path, quantization: str, device_bytes: int, ram_bytes: int)
     )
 
 
-@pytest.mark.parametrize("ram_bytes", [0, 10**9], ids=["disk", "ram"])
-@pytest.mark.parametrize(("quantization", "device_bytes"), [("nf4", 4 * 2**20), ("none", 10 * 2**20)])
+@pytest.mark.parametrize(
+    ("quantization", "device_bytes", "ram_bytes"),
+    [
+        pytest.param("nf4", 4 * MIB, 10**9, id="nf4 in ram"),
+        pytest.param("nf4", 4 * MIB, 0, id="nf4 on disk", marks=pytest.mark.full),
+        pytest.param("none", 10 * MIB, 10**9, id="plain in ram", marks=pytest.mark.full),
+        pytest.param("none", 10 * MIB, 0, id="plain on disk"),
+    ],
+)
 def test_a_unit_is_one_copy_and_nobody_waits(
     quantization: str,
     device_bytes: int,
