@@ -14,10 +14,11 @@ from dataclasses import dataclass
 
 import torch
 
+from pipeline.engine.packed.host_numbers import DeviceNumbers, HostNumbers
 from pipeline.engine.packed.kernels import KeysValues, ancestry, attend, join
 from pipeline.engine.packed.page_pool import KvPool
 from pipeline.engine.packed.pass_layout import PassLayout, Stretch, Tree
-from pipeline.engine.transfers import carried, sent
+from pipeline.engine.transfers import carried
 
 _LIKE_LENGTHS = 1.25
 """Of two rows that decode as one batch: more padding than that costs more than a call."""
@@ -40,15 +41,19 @@ class _Decode:
 class ByViews:
     """The attention of one pass."""
 
-    def __init__(self, layout: PassLayout, pool: KvPool) -> None:
+    def __init__(self, layout: PassLayout, pool: KvPool, numbers: HostNumbers) -> None:
         self._layout, self._pool, self._device = layout, pool, pool.device
-        places = [span.place + offset for span in layout.written for offset in range(span.tokens)]
-        tokens = [span.begin + offset for span in layout.written for offset in range(span.tokens)]
-        self._places = self._tensor(places)
-        self._written = None if tokens == list(range(layout.size)) else self._tensor(tokens)
+        self._places = numbers.note(layout.places)
+        kept = layout.kept
+        self._written = None if kept == list(range(layout.size)) else numbers.note(kept)
+        self._numbers: DeviceNumbers | None = None
         self._decodes: list[_Decode] = []
         self._masks: list[torch.Tensor] = []
         self._prepared = False
+
+    def arrived(self, numbers: DeviceNumbers) -> None:
+        """The numbers are on the device."""
+        self._numbers = numbers
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float
@@ -86,13 +91,15 @@ class ByViews:
 
     def _write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> KeysValues:
         """Keep what is to be kept; (1, G, tokens of the pool, D) of both."""
+        assert self._numbers is not None
         new = key[0].transpose(0, 1), value[0].transpose(0, 1)
-        if len(self._places):
-            if self._written is not None:
-                new = new[0].index_select(0, self._written), new[1].index_select(0, self._written)
-            keys, values = self._pool.write(layer, self._places, *new)
-        else:
+        if self._places.start == self._places.stop:
             keys, values = self._pool.layer(layer, *new)
+        else:
+            if self._written is not None:
+                written = self._numbers.long(self._written)
+                new = new[0].index_select(0, written), new[1].index_select(0, written)
+            keys, values = self._pool.write(layer, self._numbers.long(self._places), *new)
         return keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
 
     def _decoded(
@@ -112,9 +119,6 @@ class ByViews:
         near = query[:, :, stretch.begin : stretch.begin + stretch.tokens]
         keys, values = (states[:, :, stretch.first : stretch.first + stretch.seen] for states in kept)
         return _by_token(attend(near, keys, values, scaling), keys.shape[1])
-
-    def _tensor(self, values: list[int]) -> torch.Tensor:
-        return sent(values, torch.long, self._device)
 
 
 def _by_token(found: KeysValues, groups: int) -> KeysValues:

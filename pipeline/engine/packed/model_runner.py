@@ -13,12 +13,12 @@ from typing import Any
 import torch
 
 from pipeline.engine.packed import attention
-from pipeline.engine.packed.attend_by_views import ByViews
 from pipeline.engine.packed.attention import Pass
 from pipeline.engine.packed.feed import Feed, Row
+from pipeline.engine.packed.host_numbers import HostNumbers
 from pipeline.engine.packed.page_pool import KvPool
-from pipeline.engine.packed.pass_layout import PassLayout, in_pairs, laid_out
-from pipeline.engine.transfers import sent
+from pipeline.engine.packed.pass_layout import PassLayout, laid_out
+from pipeline.engine.packed.ways import way_for
 
 
 class PackedModelRunner:
@@ -29,6 +29,7 @@ class PackedModelRunner:
     def __init__(self, model: Any, pool: KvPool) -> None:
         self._model = model
         self.pool = pool
+        self.way = way_for(model, pool.device)
         self._context = attention.context_of(model)
         self.chosen: torch.Tensor | None = None
         """Token ids (n,) on the device that the last pass has chosen."""
@@ -46,32 +47,30 @@ class PackedModelRunner:
         return self._pass(feeds)
 
     def _pass(self, feeds: Sequence[Feed]) -> torch.Tensor:
-        layout = laid_out(feeds, in_pairs)
+        layout = laid_out(feeds, self.way.order)
         logits = self._call(layout)
         for feed in feeds:
             feed.row.cached += len(feed.tokens) if feed.keep else 0
         return logits
 
     def _call(self, layout: PassLayout) -> torch.Tensor:
-        current = Pass(layout, ByViews(layout, self.pool))
-        with self._context.running(current):
+        numbers = HostNumbers()
+        ids, positions, wanted = map(numbers.note, (layout.ids, layout.positions, layout.wanted))
+        late = [numbers.note(column) for column in zip(*layout.late, strict=True)]
+        attending = self.way.make(layout, self.pool, numbers)
+        found = numbers.send(self.pool.device)
+        attending.arrived(found)
+        if late:
+            assert self.chosen is not None
+            places, sources = map(found.long, late)
+            known = self.chosen.index_select(0, sources).long()
+            found.long(ids).index_copy_(0, places, known)
+        with self._context.running(Pass(layout, attending)):
             output = self._model(
-                input_ids=self._ids(layout)[None],
-                position_ids=self._tensor(layout.positions)[None],
+                input_ids=found.long(ids)[None],
+                position_ids=found.long(positions)[None],
                 use_cache=False,
-                logits_to_keep=self._tensor(layout.wanted),
+                logits_to_keep=found.long(wanted),
             )
         logits: torch.Tensor = output.logits[0]
         return logits.float()
-
-    def _ids(self, layout: PassLayout) -> torch.Tensor:
-        """(tokens,), those that only the device knows put in there."""
-        ids = self._tensor(layout.ids)
-        if layout.late:
-            assert self.chosen is not None
-            places, sources = (self._tensor(column) for column in zip(*layout.late, strict=True))
-            ids.index_copy_(0, places, self.chosen.index_select(0, sources))
-        return ids
-
-    def _tensor(self, values: Sequence[int]) -> torch.Tensor:
-        return sent(values, torch.long, self.pool.device)

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from pipeline.engine.packed.page_allocator import Move, Run
-from pipeline.engine.packed.sequence import PAGE_TOKENS
+from pipeline.engine.packed.sequence import PAGE_TOKENS, first_token
 
 _KeysValues = tuple[torch.Tensor, torch.Tensor]
 
@@ -79,13 +79,13 @@ class KvPool:
 
     def fill(self, layer: int, run: Run, states: Sequence[torch.Tensor]) -> None:
         """Put keys and values (n, G, D), from wherever they are, into the first n tokens of ``run``."""
-        first = run.start * PAGE_TOKENS
+        first = first_token(run)
         for kept, new in zip(self.layer(layer, *states), states, strict=True):
             kept[first : first + len(new)] = new
 
     def read(self, run: Run, begin: int, end: int) -> Iterator[tuple[int, _KeysValues]]:
         """Of each layer, views of the tokens ``begin`` to ``end`` of ``run``, (n, G, D) each."""
-        first = run.start * PAGE_TOKENS
+        first = first_token(run)
         for layer, (keys, values) in sorted(self._layers.items()):
             yield layer, (keys[first + begin : first + end], values[first + begin : first + end])
 
@@ -101,7 +101,8 @@ class KvPool:
 
     def scrub(self, run: Run) -> None:
         """Zeros in ``run``: a number that is none would spread to whoever reads past its own end."""
-        first, end = run.start * PAGE_TOKENS, run.end * PAGE_TOKENS
+        first = first_token(run)
+        end = first + run.pages * PAGE_TOKENS
         for pair in self._layers.values():
             for states in pair:
                 states[first:end].zero_()

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from pipeline.engine.packed.feed import Feed
-from pipeline.engine.packed.page_allocator import Run
-from pipeline.engine.packed.sequence import PAGE_TOKENS
+from pipeline.engine.packed.sequence import first_token
 
 
 @dataclass(slots=True)
@@ -80,6 +79,16 @@ class PassLayout:
     shared: list[Stretch] = field(default_factory=list)
 
     @property
+    def kept(self) -> list[int]:
+        """Tokens of the pass that are kept."""
+        return [each.begin + offset for each in self.written for offset in range(each.tokens)]
+
+    @property
+    def places(self) -> list[int]:
+        """Where in the pool."""
+        return [each.place + offset for each in self.written for offset in range(each.tokens)]
+
+    @property
     def only_decodes(self) -> bool:
         """Whether no prompt and no tree is read in it."""
         return not (self.spans or self.trees)
@@ -137,7 +146,7 @@ def _add(layout: PassLayout, feed: Feed) -> None:
     _see_shared(layout, feed, begin)
     if feed.decodes:
         assert row.run is not None
-        first = _first(row.run)
+        first = first_token(row.run)
         layout.decoding.append(Stretch(begin, 1, first, row.cached + 1))
         layout.written.append(Written(begin, 1, first + row.cached))
     else:
@@ -147,7 +156,7 @@ def _add(layout: PassLayout, feed: Feed) -> None:
 def _read(layout: PassLayout, feed: Feed, begin: int) -> None:
     """Tokens of a prompt, nodes of a tree."""
     row, tokens = feed.row, len(feed.tokens)
-    first = None if row.run is None else _first(row.run)
+    first = None if row.run is None else first_token(row.run)
     if tokens:
         kept = first if feed.keep else None
         layout.spans.append(Span(begin, tokens, kept, row.cached))
@@ -163,14 +172,10 @@ def _read(layout: PassLayout, feed: Feed, begin: int) -> None:
 def _see_shared(layout: PassLayout, feed: Feed, begin: int) -> None:
     """The beginnings of the row; neighbours who see the same are one stretch."""
     for held in feed.row.seen.chain if feed.row.seen is not None else ():
-        first, seen = _first(held.run), held.tokens - held.begin
+        first, seen = first_token(held.run), held.tokens - held.begin
         for stretch in layout.shared:
             if stretch.first == first and stretch.begin + stretch.tokens == begin:
                 stretch.tokens += feed.size
                 break
         else:
             layout.shared.append(Stretch(begin, feed.size, first, seen))
-
-
-def _first(run: Run) -> int:
-    return run.start * PAGE_TOKENS

@@ -16,6 +16,11 @@ def pages_of(tokens: int) -> int:
     return -(-tokens // PAGE_TOKENS)
 
 
+def first_token(run: Run) -> int:
+    """Of the pool, that a run begins with."""
+    return run.start * PAGE_TOKENS
+
+
 @dataclass(frozen=True, slots=True)
 class Beginning:
     """A beginning of prompts that may be read once for several of them. Equal keys mean equal tokens."""
