@@ -34,7 +34,7 @@ def decode(root: Path, device: Device) -> dict[str, Any]:
     engine.admit(texts(0, ROWS, _PROMPT_TOKENS, 4 * _SETTLING_PASSES))
     passes = [_counted(engine, device) for _ in range(2 * _SETTLING_PASSES)]
     found = passes[-1]
-    _drain(engine)
+    engine.release(range(ROWS))
     return {
         "engine": told,
         "rows": ROWS,
