@@ -110,7 +110,7 @@ def _begin(device: Any) -> None:
     torch.cuda.init()  # so that no test depends on who has been here before
     device.set_device(0)
     device.empty_cache()
-    for index in range(options_of().cards):
+    for index in range(len(options_of().cards)):
         device.reset_peak(index)
     device.reset_counts()
     device.forget_races()

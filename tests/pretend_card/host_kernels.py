@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -21,16 +21,32 @@ def register() -> None:
 
 
 def _on_host(name: str, work: Callable[..., torch.Tensor]) -> None:
+    """``work`` on the host's views; its shape comes from doing it on tensors without memory."""
+
     def kernel(*args: Any, **kwargs: Any) -> torch.Tensor:
-        device = next(a for a in args if isinstance(a, torch.Tensor)).device.index
-        card.launch(device, f"aten::{name}")
-        near = [card.host_view(a) if isinstance(a, torch.Tensor) else a for a in args]
-        return card.card_copy(work(*near, **kwargs).contiguous(), device)
+        given = [a for a in args if isinstance(a, torch.Tensor)]
+
+        def with_tensors(some: Iterable[torch.Tensor]) -> torch.Tensor:
+            each = iter(some)
+            return work(*(next(each) if isinstance(a, torch.Tensor) else a for a in args), **kwargs)
+
+        like = with_tensors(torch.empty_like(a, device="meta") for a in given)
+        out = torch.empty(like.shape, dtype=like.dtype, device=given[0].device)
+        card.kernel(
+            out.device.index,
+            f"aten::{name}",
+            given,
+            [out],
+            lambda *near: near[-1].copy_(with_tensors(near[:-1])),
+        )
+        return out
 
     _library.impl(name, kernel, "CUDA")
 
 
 def _histc(values: torch.Tensor, bins: int = 100, least: float = 0, most: float = 0) -> torch.Tensor:
+    if values.is_meta:
+        return values.new_empty(bins)
     return torch.histc(values.double(), bins, least, most).to(values.dtype)
 
 
@@ -53,15 +69,21 @@ def _rms_norm(
     states: torch.Tensor, shape: list[int], weight: torch.Tensor | None, epsilon: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As the kernel of aten/src/ATen/native/cuda/layer_norm_kernel.cu: one launch, float32, rounded once;
-    one type of states and weights.
+    one type of states and weights. The second result is the factor of each row, in float32.
     """
     if weight is not None and weight.dtype != states.dtype:
         raise RuntimeError(f"expected scalar type {states.dtype} but found {weight.dtype}")
-    device = states.device.index
-    card.launch(device, "aten::_fused_rms_norm")
-    near = card.host_view(states).float()
-    scale = None if weight is None else card.host_view(weight).float()
-    found, spread = torch.ops.aten._fused_rms_norm(near, shape, scale, epsilon)  # of the CPU
-    return card.card_copy(found.to(states.dtype).contiguous(), device), card.card_copy(
-        spread.contiguous(), device
-    )
+    out = torch.empty(states.shape, dtype=states.dtype, device=states.device)
+    rows = states.shape[: states.dim() - len(shape)]
+    factors = torch.empty((*rows, *(1 for _ in shape)), dtype=torch.float32, device=states.device)
+
+    def work(near: torch.Tensor, *more: torch.Tensor) -> None:
+        *weights, out, factors = more
+        scale = weights[0].float() if weights else None
+        found, spread = torch.ops.aten._fused_rms_norm(near.float(), shape, scale, epsilon)  # of the CPU
+        out.copy_(found)
+        factors.copy_(spread)
+
+    given = [states] if weight is None else [states, weight]
+    card.kernel(states.device.index, "aten::_fused_rms_norm", given, [out, factors], work)
+    return out, factors

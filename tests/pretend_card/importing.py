@@ -72,15 +72,16 @@ def _specs(real: Any, module: ModuleType) -> None:
     module.get_cuda_specs = lambda: None  # type: ignore[attr-defined]
 
 
-def _kernels(_real: Any, _module: ModuleType) -> None:
-    """The module that registers kernels from that library is never executed; ours stand in for them."""
-    from tests.pretend_card.bitsandbytes_kernels import register_kernels
+def _library(real: Any, module: ModuleType) -> None:
+    """Its CUDA backend is executed as it is, over a library that works on the card's memory."""
+    real.exec_module(module)
+    from tests.pretend_card.bitsandbytes_library import Library
 
-    register_kernels()
+    module.lib = Library(module.lib)  # type: ignore[attr-defined]
 
 
 _EXECUTED: dict[str, Execute] = {
     "torch": _torch,
     "bitsandbytes.cuda_specs": _specs,
-    "bitsandbytes.backends.cuda.ops": _kernels,
+    "bitsandbytes.cextension": _library,
 }

@@ -6,6 +6,8 @@ import atexit
 import json
 import os
 import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,7 +31,42 @@ def report() -> dict[str, Any]:
         "counts": card.counts(),
         "races": card.races(),
         "attention": dict(attention_kernels.counted),
+        "waits": card.wait_stacks(),
     }
+
+
+@contextmanager
+def by_layer(layers: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """For the length of a block, launches and waits inside of one of these modules are counted for it, too.
+    Its number is its name.
+    """
+    hooks = []
+    for number, layer in enumerate(layers):
+        hooks.append(layer.register_forward_pre_hook(_naming(str(number))))
+        hooks.append(layer.register_forward_hook(_naming(""), always_call=True))
+    try:
+        yield
+    finally:
+        card.set_layer("")
+        for hook in hooks:
+            hook.remove()
+
+
+def _naming(name: str) -> Callable[..., None]:
+    def hook(*_: Any) -> None:
+        card.set_layer(name)
+
+    return hook
+
+
+def launches_by_layer() -> dict[str, dict[str, int]]:
+    """Of each layer the launches by operator, and "host waits", since the counts were reset."""
+    found: dict[str, dict[str, int]] = {}
+    for name, count in card.counts().items():
+        if name.startswith("layer "):
+            layer, _, operator = name.removeprefix("layer ").partition(": ")
+            found.setdefault(layer, {})[operator] = count
+    return found
 
 
 def write_at_exit() -> None:

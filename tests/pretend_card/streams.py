@@ -6,7 +6,18 @@ from typing import Any, Self
 
 import torch
 
-from tests.pretend_card.extension import index_of
+from tests.pretend_card.extension import card, index_of
+
+
+def install() -> None:
+    """Put them into ``torch.cuda``."""
+    cuda = torch.cuda
+    cuda.Stream, cuda.Event = Stream, Event
+    cuda.StreamContext = cuda.stream = StreamContext
+    cuda.current_stream, cuda.default_stream = current_stream, default_stream
+    cuda.synchronize = synchronize
+    cuda.set_stream = torch._C._accelerator_setStream
+    torch._C._cuda_getCurrentRawStream = card.current_stream
 
 
 class Stream(torch.Stream):
@@ -44,7 +55,9 @@ class Event(torch.Event):
         external: bool = False,
     ) -> Self:
         flags = {"enable_timing": enable_timing, "blocking": blocking, "interprocess": interprocess}
-        return super().__new__(cls, torch.device("cuda"), **flags)
+        self: Event = super().__new__(cls, torch.device("cuda"), **flags)
+        self._is_timed = enable_timing
+        return self
 
     def record(self, stream: Any = None) -> None:
         super().record(current_stream() if stream is None else stream)
@@ -52,9 +65,17 @@ class Event(torch.Event):
     def wait(self, stream: Any = None) -> None:
         super().wait(current_stream() if stream is None else stream)
 
-    def elapsed_time(self, _other: Any) -> float:
-        """Milliseconds; nothing here takes a card's time."""
-        return 1.0
+    def elapsed_time(self, end_event: Any) -> float:
+        """Milliseconds of the pretended clock. Raises as torch does: without timing, or before
+        both have happened.
+        """
+        if not (self._is_timed and end_event._is_timed):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if not (self.event_id and end_event.event_id):
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        if not (self.query() and end_event.query()):
+            raise RuntimeError("Both events must be completed before calculating elapsed time.")
+        return float(card.elapsed(self.event_id, end_event.event_id))
 
 
 class StreamContext:

@@ -17,10 +17,14 @@
 #include <torch/library.h>
 
 #include <array>
+#include <bit>
+#include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <string>
+#include <thread>
 #include <unordered_map>
 #include <vector>
 
@@ -70,6 +74,7 @@ std::string fail_kind;
 
 int stream_index(int device, int64_t id) { return device * kPerCard + static_cast<int>(id); }
 int here(int device) { return stream_index(device, current_stream[device]); }
+int card_of(int s) { return s / kPerCard; }
 
 std::string python_stack() {
   if (!Py_IsInitialized()) return "";

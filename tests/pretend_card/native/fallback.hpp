@@ -25,182 +25,359 @@ const std::set<std::string> host_waits = {"aten::_local_scalar_dense",
 // No kernel is launched.
 const std::set<std::string> no_kernel = {"aten::set_.source_Tensor", "aten::is_set_to",
                                          "aten::_has_same_storage_numel"};
+// What cuBLAS does.
+const std::set<std::string> products = {
+    "aten::mm",          "aten::mm.out",   "aten::addmm",   "aten::addmm.out",
+    "aten::addmm_",      "aten::bmm",      "aten::bmm.out", "aten::baddbmm",
+    "aten::baddbmm.out", "aten::baddbmm_", "aten::mv",      "aten::addmv",
+    "aten::addmv.out",   "aten::dot",      "aten::_int_mm", "aten::_addmm_activation"};
+
+struct About {
+  std::string name;
+  bool mixes, waits, launches, is_product, looks_up, writes_rows, overwrites, followed;
+};
+std::unordered_map<const c10::FunctionSchema*, About> known_operators;
+
+bool has_shapes(const c10::OperatorHandle& op) {
+  using c10::DispatchKey;
+  for (auto key :
+       {DispatchKey::Meta, DispatchKey::CompositeExplicitAutograd, DispatchKey::CompositeImplicitAutograd,
+        DispatchKey::CompositeExplicitAutogradNonFunctional})
+    if (op.hasKernelForDispatchKey(key)) return true;
+  return false;
+}
+
+const About& about(const c10::OperatorHandle& op) {
+  const auto& schema = op.schema();
+  std::lock_guard<std::recursive_mutex> lock(mu);
+  auto it = known_operators.find(&schema);
+  if (it != known_operators.end()) return it->second;
+  std::string n = schema.name() + (schema.overload_name().empty() ? "" : "." + schema.overload_name());
+  bool waits = host_waits.count(n);
+  About a{n,
+          bool(may_mix.count(n)),
+          waits,
+          !no_kernel.count(n),
+          bool(products.count(n)),
+          bool(looks_up.count(n)),
+          bool(writes_rows.count(n)),
+          bool(overwrites.count(n)),
+          !waits && has_shapes(op)};
+  return known_operators.emplace(&schema, std::move(a)).first->second;
+}
+
+void each_tensor(const c10::IValue& v, const std::function<void(const at::Tensor&)>& see) {
+  if (v.isTensor()) {
+    if (v.toTensor().defined()) see(v.toTensor());
+  } else if (v.isTensorList()) {
+    for (const at::Tensor& t : v.toTensorVector()) see(t);
+  } else if (v.isOptionalTensorList()) {
+    for (const std::optional<at::Tensor>& t : v.toOptionalTensorVector())
+      if (t && t->defined()) see(*t);
+  }
+}
+
+using Change = std::function<at::Tensor(const at::Tensor&)>;
+c10::IValue each_changed(const c10::IValue& v, const Change& change) {
+  if (v.isTensor()) return v.toTensor().defined() ? c10::IValue(change(v.toTensor())) : v;
+  if (v.isTensorList()) {
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& t : v.toTensorVector()) list.push_back(change(t));
+    return list;
+  }
+  if (v.isOptionalTensorList()) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const std::optional<at::Tensor>& t : v.toOptionalTensorVector())
+      list.push_back(t && t->defined() ? std::optional<at::Tensor>(change(*t)) : t);
+    return list;
+  }
+  return v;
+}
 
 struct Record {
   at::Tensor card, near;
-  bool write;
+  bool write, is_out;
 };
 
-bool run(const c10::OperatorHandle& op, torch::jit::Stack* stack, bool dryly);
+// cuBLAS' workspace, one a stream, from torch's allocator, kept (aten/src/ATen/cuda/CublasHandlePool.cpp: 8
+// MiB and 128 KiB, 32 MiB on capability 9.0).
+size_t workspace_bytes = SIZE_MAX;  // by capability
+Block* workspaces[kStreams];
 
-void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
-  if (dry) {
-    int64_t largest = 0;
-    const size_t count = op.schema().arguments().size();
-    auto see = [&](const at::Tensor& t) {
-      if (t.defined() && t.is_cuda()) largest = std::max(largest, t.numel());
-    };
-    for (size_t i = stack->size() - count; i < stack->size(); ++i) {
-      const auto& v = (*stack)[i];
-      if (v.isTensor())
-        see(v.toTensor());
-      else if (v.isTensorList())
-        for (const auto& t : v.toTensorVector()) see(t);
-    }
-    if (largest > dry_above) {
-      torch::jit::Stack saved(stack->end() - static_cast<int64_t>(count), stack->end());
-      try {
-        if (run(op, stack, true)) return;
-      } catch (const c10::OutOfMemoryError&) {
-        throw;
-      } catch (const c10::AcceleratorError&) {
-        throw;
-      } catch (const c10::NotImplementedError&) {
-      }
-      stack->resize(stack->size() > count ? stack->size() : stack->size());
-      stack->erase(stack->end() - static_cast<int64_t>(std::min(stack->size(), count)), stack->end());
-      stack->insert(stack->end(), saved.begin(), saved.end());
-    }
-  }
-  run(op, stack, false);
+void require_workspace(int s) {
+  if (workspaces[s] || !workspace_bytes) return;
+  int device = card_of(s);
+  size_t bytes = workspace_bytes != SIZE_MAX ? workspace_bytes
+                 : card[device].major == 9   ? size_t(32) << 20
+                                             : (size_t(8) << 20) + (128 << 10);
+  DeviceHere h(device);
+  std::lock_guard<std::recursive_mutex> lock(mu);
+  workspaces[s] = take(device, bytes);
+  ++counts["cublas workspaces"];
 }
 
-bool run(const c10::OperatorHandle& op, torch::jit::Stack* stack, bool dryly) {
-  const auto& schema = op.schema();
-  const std::string name =
-      schema.overload_name().empty() ? schema.name() : schema.name() + "." + schema.overload_name();
-  const auto& arguments = schema.arguments();
-  const size_t begin = stack->size() - arguments.size();
-  int device = -1;
-  auto see = [&](const at::Tensor& t) {
-    if (!t.defined() || !t.is_cuda()) return;
-    int d = t.device().index();
-    if (device < 0) device = d;
-    TORCH_CHECK(d == device || may_mix.count(name),
-                "Expected all tensors to be on the same device, but found at least two devices, cuda:",
-                device, " and cuda:", d, "! (pretend card, ", name, ")");
-  };
-  bool asks_for_card = false;
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    const auto& v = (*stack)[begin + i];
-    if (v.isTensor())
-      see(v.toTensor());
-    else if (v.isTensorList())
-      for (const auto& t : v.toTensorVector()) see(t);
-    else if (v.isOptionalTensorList()) {
-      for (const std::optional<at::Tensor>& t : v.toOptionalTensorVector())
-        if (t) see(*t);
-    } else if (v.isDevice() && v.toDevice().is_cuda()) {
-      asks_for_card = true;
-      if (device < 0) device = v.toDevice().has_index() ? v.toDevice().index() : current_device;
-    }
-  }
-  if (device < 0) device = current_device;
-  if (dryly && (host_waits.count(name) || !op.hasKernelForDispatchKey(c10::DispatchKey::Meta))) {
-    if (host_waits.count(name) ||
-        !(op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd) ||
-          op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) ||
-          op.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional)))
-      return false;
-  }
-  DeviceHere h(device);
-  const int s = no_kernel.count(name) ? here(device) : launch(device, name);
+// One call of an operator.
+struct Call {
+  const c10::OperatorHandle& op;
+  torch::jit::Stack* stack;
+  const About& what;
+  size_t begin;
+  bool dryly = false, boolean_index = false, host_index = false, asks_for_card = false;
+  int device = -1, s = -1;
+  double read = 0, written = 0;
   Shared shared;
   std::vector<Record> records;
-  bool boolean_index = false;
-  auto bring = [&](const at::Tensor& t, const c10::Argument& argument, bool index) -> at::Tensor {
-    if (!t.defined()) return t;
-    if (!t.is_cuda()) {
-      bool scalar = t.dim() == 0 && !(argument.name() == "index" || argument.name() == "indices");
-      TORCH_CHECK(!t.device().is_cpu() || scalar || (may_mix.count(name) && index),
-                  "Expected all tensors to be on the same device, but got ", argument.name(), " is on ",
-                  t.device(), ", different from other tensors on cuda:", device,
-                  " (pretend card, when checking argument in method ", name, ")");
-      if (index && may_mix.count(name)) {
-        ++counts["indices from the host"];
-        host_waits_for(s);
+  torch::jit::Stack original;
+
+  Call(const c10::OperatorHandle& o, torch::jit::Stack* st)
+      : op(o), stack(st), what(about(o)), begin(st->size() - o.schema().arguments().size()) {
+    look();
+  }
+
+  size_t arguments() const { return op.schema().arguments().size(); }
+
+  void look() {
+    for (size_t i = begin; i < stack->size(); ++i) {
+      const auto& v = (*stack)[i];
+      if (v.isDevice() && v.toDevice().is_cuda()) {
+        asks_for_card = true;
+        if (device < 0) device = v.toDevice().has_index() ? v.toDevice().index() : current_device;
+      } else {
+        each_tensor(v, [&](const at::Tensor& t) { see(t, op.schema().arguments()[i - begin]); });
       }
-      if (dryly) return at::empty_strided(t.sizes(), t.strides(), t.options().device(c10::kMeta));
-      return t;
     }
-    if (index && (t.scalar_type() == at::kBool || t.scalar_type() == at::kByte)) boolean_index = true;
-    bool write = argument.alias_info() && argument.alias_info()->isWrite();
-    touch(t, s, write, c10::str(name, "(", argument.name(), " ", t.sizes(), ")"));
+    if (device < 0) device = current_device;
+  }
+
+  void see(const at::Tensor& t, const c10::Argument& argument) {
+    const bool index = argument.name() == "indices" && what.mixes;
+    if (!t.is_cuda()) {
+      host_index |= index;
+      return;
+    }
+    const int d = t.device().index();
+    if (device < 0) device = d;
+    TORCH_CHECK(d == device || what.mixes,
+                "Expected all tensors to be on the same device, but found at least two devices, cuda:",
+                device, " and cuda:", d, "! (pretend card, ", what.name, ")");
+    // Reading by booleans asks for nonzero() before it comes here; writing one number by them is a fill.
+    boolean_index |= argument.name() == "indices" && what.writes_rows &&
+                     (t.scalar_type() == at::kBool || t.scalar_type() == at::kByte) && !writes_one_number();
+  }
+
+  // As canDispatchToMaskedFill (aten/src/ATen/native/TensorAdvancedIndexing.h).
+  bool writes_one_number() const {
+    const auto& values = stack->at(begin + 2);
+    return values.isTensor() && !values.toTensor().is_cuda() && values.toTensor().numel() == 1;
+  }
+
+  int64_t largest() const {
+    int64_t found = 0;
+    for (size_t i = begin; i < stack->size(); ++i)
+      each_tensor((*stack)[i], [&](const at::Tensor& t) {
+        if (t.is_cuda()) found = std::max(found, t.numel());
+      });
+    return found;
+  }
+
+  void start() {
+    s = here(device);
+    if (what.waits || boolean_index) refuse_in_capture(what.name + ", for which the host waits", s);
+    if (host_index) refuse_in_capture(what.name + " with indices of the host, an unpinned copy", s);
+    if (what.is_product) require_workspace(s);
+    if (what.launches) launch_on(s, what.name);
+    if (host_index) {
+      host_waits_for(s);
+      count_wait("indices from the host");
+    }
+  }
+
+  at::Tensor bring(const at::Tensor& t, const c10::Argument& argument) {
+    if (!t.is_cuda()) return bring_from_host(t, argument);
+    const bool write = argument.alias_info() && argument.alias_info()->isWrite();
+    touch(t, s, write, c10::str(what.name, "(", argument.name(), " ", t.sizes(), ")"));
+    if (write && captured(s)) save_for_capture(t);
+    weigh(t, argument, write);
     auto near = dryly ? meta_alias(t, shared) : host_alias(t, shared);
-    records.push_back({t, near, write});
+    records.push_back({t, near, write, argument.is_out()});
     return near;
-  };
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    auto& v = (*stack)[begin + i];
-    const auto& argument = arguments[i];
-    bool index = argument.name() == "indices";
-    if (v.isTensor()) {
-      v = bring(v.toTensor(), argument, index);
-    } else if (v.isTensorList()) {
-      auto list = v.toTensorVector();
-      for (auto& t : list) t = bring(t, argument, index);
-      v = c10::List<at::Tensor>(at::ArrayRef<at::Tensor>(list));
-    } else if (v.isOptionalTensorList()) {
-      auto list = v.toOptionalTensorVector();
-      c10::List<std::optional<at::Tensor>> near;
-      for (const std::optional<at::Tensor>& t : list)
-        near.push_back(t ? std::optional<at::Tensor>(bring(*t, argument, index)) : t);
-      v = near;
-    } else if (v.isDevice() && v.toDevice().is_cuda()) {
-      v = c10::Device(dryly ? c10::kMeta : c10::kCPU);
+  }
+
+  at::Tensor bring_from_host(const at::Tensor& t, const c10::Argument& argument) {
+    const bool index = argument.name() == "indices" || argument.name() == "index";
+    TORCH_CHECK(
+        !t.device().is_cpu() || (t.dim() == 0 && !index) || (what.mixes && argument.name() == "indices"),
+        "Expected all tensors to be on the same device, but got ", argument.name(), " is on ", t.device(),
+        ", different from other tensors on cuda:", device,
+        " (pretend card, when checking argument in method ", what.name, ")");
+    return dryly ? at::empty_strided(t.sizes(), t.strides(), t.options().device(c10::kMeta)) : t;
+  }
+
+  void weigh(const at::Tensor& t, const c10::Argument& argument, bool write) {
+    const bool table = records.empty() && (what.looks_up || what.writes_rows);
+    if (table || (what.writes_rows && write)) return;
+    const double bytes = moved_bytes(t);
+    const bool index = argument.name() == "indices" || argument.name() == "index";
+    if (write) written += bytes;
+    if (!write || !(argument.is_out() || what.overwrites)) read += bytes;
+    if (what.writes_rows && !index) written += bytes;
+  }
+
+  void bring_all() {
+    if (captured(s)) original.assign(stack->begin() + static_cast<int64_t>(begin), stack->end());
+    for (size_t i = 0; i < arguments(); ++i) {
+      auto& v = (*stack)[begin + i];
+      const auto& argument = op.schema().arguments()[i];
+      if (v.isDevice() && v.toDevice().is_cuda())
+        v = c10::Device(dryly ? c10::kMeta : c10::kCPU);
+      else
+        v = each_changed(v, [&](const at::Tensor& t) { return bring(t, argument); });
     }
   }
-  op.redispatchBoxed(c10::DispatchKeySet(dryly ? c10::DispatchKey::Meta : c10::DispatchKey::CPU), stack);
-  if (host_waits.count(name) || boolean_index) {
-    host_waits_for(s);
-    std::lock_guard<std::recursive_mutex> lock(mu);
-    ++counts["host waits: " + name + (boolean_index ? " by booleans" : "")];
-    ++counts["host waits"];
-  }
-  for (auto& r : records)
-    if (r.write && r.near.sizes() != r.card.sizes()) {
+
+  // Operands that were written to and have another size now.
+  void resize_written() {
+    for (auto& r : records) {
+      if (!r.write || r.near.sizes() == r.card.sizes()) continue;
       resize_card_(r.card, r.near.sizes(), std::nullopt);
       size_t bytes =
           at::detail::computeStorageNbytes(r.near.sizes(), r.near.strides(), r.near.dtype().itemsize());
       r.card.unsafeGetTensorImpl()->set_sizes_and_strides(r.near.sizes(), r.near.strides());
       if (bytes && !dryly) memcpy(r.card.mutable_data_ptr(), r.near.const_data_ptr(), bytes);
     }
-  // Not computed, but no garbage either: what small results say (is it finite, which is the best) is looked at.
-  if (dryly)
-    for (auto& r : records)
-      if (r.write && r.card.numel() && r.card.numel() <= 16 * dry_above && r.card.is_non_overlapping_and_dense())
-        memset(r.card.mutable_data_ptr(), 0, r.card.numel() * r.card.dtype().itemsize());
-  auto back = [&](const at::Tensor& out) -> at::Tensor {
-    if (!out.defined() || !(dryly ? out.is_meta() : out.device().is_cpu())) return out;
+  }
+
+  // Nothing was computed: small results are zeros, as those in new memory are, so that a program can look at
+  // them.
+  void clear_written() {
+    for (auto& r : records) {
+      if (!r.is_out || r.card.numel() > 16 * dry_above || !r.card.is_non_overlapping_and_dense()) continue;
+      memset(r.card.mutable_data_ptr(), 0, r.card.nbytes());
+    }
+  }
+
+  bool is_view(const at::Tensor& out, at::Tensor& of) const {
+    if (!out.has_storage()) return false;
+    for (auto& [impl, storage] : shared)
+      if (out.storage().unsafeGetStorageImpl() == storage.unsafeGetStorageImpl())
+        for (auto& r : records)
+          if (r.card.storage().unsafeGetStorageImpl() == impl) {
+            of = card_view(r.card.storage(), out);
+            return true;
+          }
+    return false;
+  }
+
+  // What comes out, on the card: an operand, a view of one, or new memory. `fresh` tells which.
+  at::Tensor back(const at::Tensor& out, bool& fresh) {
+    fresh = false;
+    if (!(dryly ? out.is_meta() : out.device().is_cpu())) return out;
     for (auto& r : records)
       if (r.near.unsafeGetTensorImpl() == out.unsafeGetTensorImpl()) return r.card;
     if (records.empty() && !asks_for_card) return out;
-    for (auto& [impl, storage] : shared)
-      if (out.has_storage() && out.storage().unsafeGetStorageImpl() == storage.unsafeGetStorageImpl())
-        for (auto& r : records)
-          if (r.card.storage().unsafeGetStorageImpl() == impl) return card_view(r.card.storage(), out);
-    if (dryly) {
-      auto w = empty_on(device, out.sizes(), out.strides(), out.scalar_type());
-      if (w.numel() && w.numel() <= 16 * dry_above) memset(w.mutable_data_ptr(), 0, w.storage().nbytes());
-      touch(w, s, true, name);
-      return w;
-    }
-    auto w = to_card(out, device);
-    touch(w, s, true, name);
+    at::Tensor view;
+    if (is_view(out, view)) return view;
+    fresh = true;
+    auto w = dryly ? followed(out) : to_card(out, device);
+    touch(w, s, true, what.name);
+    const double bytes = moved_bytes(w);
+    written += bytes;
+    if (what.looks_up) read += bytes;
     return w;
-  };
-  const size_t results = schema.returns().size();
-  for (size_t i = stack->size() - results; i < stack->size(); ++i) {
-    auto& v = (*stack)[i];
-    if (v.isTensor()) {
-      v = back(v.toTensor());
-    } else if (v.isTensorList()) {
-      auto list = v.toTensorVector();
-      for (auto& t : list) t = back(t);
-      v = c10::List<at::Tensor>(at::ArrayRef<at::Tensor>(list));
+  }
+
+  at::Tensor followed(const at::Tensor& out) {
+    auto w = empty_on(device, out.sizes(), out.strides(), out.scalar_type());
+    if (w.numel() && w.numel() <= 16 * dry_above) memset(w.mutable_data_ptr(), 0, w.storage().nbytes());
+    return w;
+  }
+
+  // Results take the operands' place on the stack. Returns those in new memory, with the place among the
+  // results.
+  std::vector<std::pair<size_t, at::Tensor>> bring_back() {
+    std::vector<std::pair<size_t, at::Tensor>> made;
+    size_t n = 0;
+    for (size_t i = stack->size() - op.schema().returns().size(); i < stack->size(); ++i)
+      (*stack)[i] = each_changed((*stack)[i], [&](const at::Tensor& t) {
+        bool fresh;
+        auto w = back(t, fresh);
+        if (fresh) made.emplace_back(n, w);
+        ++n;
+        return w;
+      });
+    return made;
+  }
+
+  void finish() {
+    if (what.waits || boolean_index) {
+      host_waits_for(s);
+      count_wait(what.name + (boolean_index ? " by booleans" : ""));
+    }
+    resize_written();
+    if (dryly) clear_written();
+    auto made = bring_back();
+    if (what.launches) account(s, read, written);
+    if (captured(s) && what.launches) add_node(s, node(made));
+  }
+
+  Node node(const std::vector<std::pair<size_t, at::Tensor>>& made) {
+    Node n{what.name, {}, read, written, nullptr, nullptr};
+    for (auto& r : records) n.refs.push_back(ref_of(r.card, r.write));
+    for (auto& [place, t] : made) n.refs.push_back(ref_of(t, true));
+    if (!dryly) n.again = again(made);
+    return n;
+  }
+
+  // The operator once more, on the same places, with the scalars it had.
+  std::function<void(int)> again(const std::vector<std::pair<size_t, at::Tensor>>& made) {
+    torch::jit::Stack places;
+    for (auto& v : original)
+      places.push_back(v.isDevice() ? c10::IValue(c10::Device(c10::kCPU))
+                                    : each_changed(v, [](const at::Tensor& t) {
+                                        return t.is_cuda() ? raw_alias(t) : t.clone();
+                                      }));
+    std::vector<std::pair<size_t, at::Tensor>> to;
+    for (auto& [place, t] : made) to.emplace_back(place, raw_alias(t));
+    return [op = op, places, to](int) {
+      c10::InferenceMode quiet(true);
+      torch::jit::Stack st = places;
+      op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &st);
+      std::vector<at::Tensor> found;
+      for (auto& v : st) each_tensor(v, [&](const at::Tensor& t) { found.push_back(t); });
+      for (auto& [place, t] : to) t.copy_(found.at(place));
+    };
+  }
+
+  void run(bool only_followed) {
+    dryly = only_followed;
+    bring_all();
+    op.redispatchBoxed(c10::DispatchKeySet(dryly ? c10::DispatchKey::Meta : c10::DispatchKey::CPU), stack);
+    finish();
+  }
+
+  // The meta kernel may be missing after all: back to where it began.
+  bool follows() {
+    torch::jit::Stack saved(stack->end() - static_cast<int64_t>(arguments()), stack->end());
+    try {
+      run(true);
+      return true;
+    } catch (const c10::NotImplementedError&) {
+      stack->resize(begin);
+      stack->insert(stack->end(), saved.begin(), saved.end());
+      records.clear();
+      shared.clear();
+      read = written = 0;
+      return false;
     }
   }
-  return true;
+};
+
+void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet, torch::jit::Stack* stack) {
+  Call call(op, stack);
+  DeviceHere h(call.device);
+  call.start();
+  if (dry && call.what.followed && call.largest() > dry_above && call.follows()) return;
+  call.run(false);
 }
 
 }  // namespace

@@ -1,12 +1,20 @@
 // Devices, streams and events as torch's device guard and CUDA hooks ask for them.
 #pragma once
-#include "operators.hpp"
+#include "copies.hpp"
 
 namespace {
 
 struct Event {
   Vec vec;
+  uint64_t capture = 0;  // recorded in it
+  double when = 0;       // on the pretended clock
 };
+
+// Waits that happen at once on CUDA are refused while a graph is captured, with or without an event of it.
+void require_outside(const Event* e, const char* what) {
+  if (e && e->capture) capture_error(907, what);
+  refuse_in_capture(what);
+}
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return c10::kCUDA; }
@@ -54,52 +62,95 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     require_alive("event");
     if (!*e) *e = new Event();
     int i = stream_index(s.device_index(), s.id());
-    static_cast<Event*>(*e)->vec = knows[i];
+    auto* event = static_cast<Event*>(*e);
+    event->vec = knows[i];
+    event->capture = captured(i) ? ::capture->id : 0;
+    event->when = std::max(busy_until[i], host_time);
   }
+  // A stream that waits for an event of a capture joins it; a captured stream waits for nothing else.
   void block(void* e, const c10::Stream& s) const override {
     std::lock_guard<std::recursive_mutex> lock(mu);
-    if (e) knows[stream_index(s.device_index(), s.id())].merge(static_cast<Event*>(e)->vec);
+    if (!e) return;
+    auto* event = static_cast<Event*>(e);
+    int i = stream_index(s.device_index(), s.id());
+    if (event->capture && (!::capture || ::capture->id != event->capture))
+      capture_error(907, "a wait for an event of a capture that is over");
+    if (!event->capture && captured(i))
+      capture_error(905, "a captured stream waits for an event from before");
+    if (event->capture) ::capture->streams.insert(i);
+    knows[i].merge(event->vec);
+    busy_until[i] = std::max(busy_until[i], event->when);
   }
   bool queryEvent(void* e) const override {
     std::lock_guard<std::recursive_mutex> lock(mu);
-    if (e) host_knows(static_cast<Event*>(e)->vec);
+    auto* event = static_cast<Event*>(e);
+    require_outside(event, "cudaEventQuery");
+    if (!event) return true;
+    host_time += 1;
+    if (clock_runs && host_time < event->when) return false;
+    host_knows(event->vec);
     return true;
   }
   c10::DeviceIndex deviceCount() const noexcept override { return static_cast<c10::DeviceIndex>(cards); }
   bool queryStream(const c10::Stream& s) const override {
-    host_waits_for(stream_index(s.device_index(), s.id()));
+    std::lock_guard<std::recursive_mutex> lock(mu);
+    int i = stream_index(s.device_index(), s.id());
+    refuse_in_capture("cudaStreamQuery", i);
+    host_time += 1;
+    if (clock_runs && host_time < busy_until[i]) return false;
+    host_waits_for(i);
     return true;
   }
   void synchronizeStream(const c10::Stream& s) const override {
     bury();
-    std::lock_guard<std::recursive_mutex> lock(mu);
-    require_alive("cudaStreamSynchronize");
-    host_waits_for(stream_index(s.device_index(), s.id()));
-    ++counts["host waits"];
-    ++counts["host waits: stream"];
+    {
+      std::lock_guard<std::recursive_mutex> lock(mu);
+      int i = stream_index(s.device_index(), s.id());
+      refuse_in_capture("cudaStreamSynchronize", i);
+      require_alive("cudaStreamSynchronize");
+      host_waits_for(i);
+    }
+    count_wait("stream");
   }
   void synchronizeEvent(void* e) const override {
     bury();
-    std::lock_guard<std::recursive_mutex> lock(mu);
-    require_alive("cudaEventSynchronize");
-    if (e) host_knows(static_cast<Event*>(e)->vec);
-    ++counts["host waits: event"];
+    bool stands;
+    {
+      std::lock_guard<std::recursive_mutex> lock(mu);
+      auto* event = static_cast<Event*>(e);
+      require_outside(event, "cudaEventSynchronize");
+      require_alive("cudaEventSynchronize");
+      // Else it has happened already. What threads beside the program's own wait for keeps nobody.
+      stands = event && host_time < event->when && std::this_thread::get_id() == main_thread;
+      if (event) {
+        host_time = std::max(host_time, event->when);
+        host_knows(event->vec);
+      }
+    }
+    count_wait("event", stands);
   }
   void synchronizeDevice(const c10::DeviceIndex d) const override {
     bury();
-    std::lock_guard<std::recursive_mutex> lock(mu);
-    require_alive("cudaDeviceSynchronize");
-    int device = d < 0 ? current_device : d;
-    for (int i = 0; i < kPerCard; ++i) host_waits_for(device * kPerCard + i);
-    ++counts["host waits"];
-    ++counts["host waits: device"];
+    {
+      std::lock_guard<std::recursive_mutex> lock(mu);
+      refuse_in_capture("cudaDeviceSynchronize");
+      require_alive("cudaDeviceSynchronize");
+      int device = d < 0 ? current_device : d;
+      for (int i = 0; i < kPerCard; ++i) host_waits_for(device * kPerCard + i);
+    }
+    count_wait("device");
   }
   void recordDataPtrOnStream(const c10::DataPtr& p, const c10::Stream& s) const override {
     std::lock_guard<std::recursive_mutex> lock(mu);
     if (auto* b = static_cast<Block*>(p.get_context()))
       b->recorded.insert(stream_index(s.device_index(), s.id()));
   }
-  double elapsedTime(void*, void*, const c10::DeviceIndex) const override { return 1.0; }
+  // Milliseconds of the pretended clock.
+  double elapsedTime(void* from, void* to, const c10::DeviceIndex) const override {
+    std::lock_guard<std::recursive_mutex> lock(mu);
+    require_outside(static_cast<Event*>(from), "cudaEventElapsedTime");
+    return (static_cast<Event*>(to)->when - static_cast<Event*>(from)->when) / 1000;
+  }
 };
 C10_REGISTER_GUARD_IMPL(CUDA, Guard);
 

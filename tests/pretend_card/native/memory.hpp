@@ -16,6 +16,8 @@ struct Block {
   bool small;
   bool used = false;
   Block *prev = nullptr, *next = nullptr;
+  int pool = 0;       // of a graph's memory; 0 is everybody's
+  uint64_t born = 0;  // tells an allocation from a later one at the same place
   size_t asked = 0;
   Access access;
   std::set<int> recorded;
@@ -29,17 +31,35 @@ struct Card {
   size_t total = size_t(8) << 30, context = size_t(450) << 20, foreign = 0;
   size_t allocated = 0, reserved = 0, peak_allocated = 0, peak_reserved = 0;
   uint64_t mallocs = 0, frees = 0, ooms = 0;
-  std::map<std::pair<int, bool>, std::set<Block*, Before>> pools;
+  size_t graphs = 0;  // what the driver keeps for graphs' nodes, outside of torch's allocator
+  std::map<std::tuple<int, bool, int>, std::set<Block*, Before>> pools;
   int major = 8, minor = 9;
 };
 Card card[kCards];
+uint64_t births = 0;
+std::map<char*, Block*> in_use;     // by address
+std::map<int, int> graphs_of_pool;  // how many graphs keep a pool's memory
+std::map<int, Access> pool_access;  // replays of graphs of one pool must not overlap
+int pools_made = 0;
 
-size_t budget(const Card& c) { return c.total > c.context + c.foreign ? c.total - c.context - c.foreign : 0; }
+size_t budget(const Card& c) {
+  size_t gone = c.context + c.foreign + c.graphs;
+  return c.total > gone ? c.total - gone : 0;
+}
 
 bool new_segment(Card& c, size_t size) { return c.reserved + size <= budget(c); }
 
+Block* block_at(const void* p) {
+  auto* c = static_cast<char*>(const_cast<void*>(p));
+  auto it = in_use.upper_bound(c);
+  if (it == in_use.begin()) return nullptr;
+  Block* b = (--it)->second;
+  return c < b->ptr + b->size ? b : nullptr;
+}
+
 void release_cached(Card& c) {
-  for (auto& [key, pool] : c.pools)
+  for (auto& [key, pool] : c.pools) {
+    if (graphs_of_pool.count(std::get<2>(key))) continue;  // its graphs have these addresses
     for (auto it = pool.begin(); it != pool.end();) {
       Block* b = *it;
       if (!b->prev && !b->next) {
@@ -52,14 +72,20 @@ void release_cached(Card& c) {
         ++it;
       }
     }
+  }
 }
+
+int pool_for(int s, size_t bytes);
+void forget_in_capture(Block* b);
+bool under_capture();
 
 Block* take(int device, size_t bytes) {
   Card& c = card[device];
   size_t size = bytes < kMin ? kMin : (bytes + kMin - 1) / kMin * kMin;
   bool small = size <= kSmall;
   int stream = here(device);
-  auto& pool = c.pools[{stream, small}];
+  int of = pool_for(stream, bytes);
+  auto& pool = c.pools[{stream, small, of}];
   Block key{device, stream, size, nullptr, small};
   auto it = pool.lower_bound(&key);
   Block* b = nullptr;
@@ -70,7 +96,7 @@ Block* take(int device, size_t bytes) {
     size_t segment = small              ? kSmallBuffer
                      : size < kMinLarge ? kLargeBuffer
                                         : (size + kRound - 1) / kRound * kRound;
-    if (!new_segment(c, segment)) release_cached(c);
+    if (!new_segment(c, segment) && !under_capture()) release_cached(c);
     if (!new_segment(c, segment)) {
       ++c.ooms;
       size_t free = budget(c) - c.reserved;
@@ -89,11 +115,13 @@ Block* take(int device, size_t bytes) {
     c.peak_reserved = std::max(c.peak_reserved, c.reserved);
     ++c.mallocs;
     b = new Block{device, stream, segment, static_cast<char*>(p), small};
+    b->pool = of;
   }
   size_t rest = b->size - size;
   if (small ? rest >= kMin : rest > kSmall) {
     Block* r = new Block{device, stream, rest, b->ptr + size, small};
     r->access = b->access;
+    r->pool = of;
     r->prev = b;
     r->next = b->next;
     if (r->next) r->next->prev = r;
@@ -104,6 +132,8 @@ Block* take(int device, size_t bytes) {
   b->used = true;
   b->asked = bytes;
   b->recorded.clear();
+  b->born = ++births;
+  in_use[b->ptr] = b;
   c.allocated += b->size;
   c.peak_allocated = std::max(c.peak_allocated, c.allocated);
   return b;
@@ -113,12 +143,14 @@ void give(Block* b) {
   Card& c = card[b->device];
   {
     std::lock_guard<std::recursive_mutex> lock(mu);
+    in_use.erase(b->ptr);
+    forget_in_capture(b);
     b->access.retire();
     for (int s : b->recorded) b->access.read.erase(s);  // the allocator itself waits for these
     b->access.read.erase(b->stream);
     c.allocated -= b->size;
     b->used = false;
-    auto& pool = c.pools[{b->stream, b->small}];
+    auto& pool = c.pools[{b->stream, b->small, b->pool}];
     for (Block* n : {b->prev, b->next}) {
       if (!n || n->used) continue;
       pool.erase(n);
@@ -156,29 +188,65 @@ struct CardAllocator final : c10::Allocator {
 };
 CardAllocator allocator;
 
-std::map<char*, size_t> pinned;
+struct Pinned {
+  size_t bytes;
+  uint64_t born;
+  bool registered = false;  // pinned where it was, by cudaHostRegister
+};
+std::map<char*, Pinned> pinned;
 std::map<char*, Access> pinned_access;
-size_t pinned_bytes = 0, pinned_peak = 0;
+std::multimap<size_t, char*> pinned_cache;  // given back, and kept
+size_t pinned_bytes = 0, pinned_peak = 0, pinned_reserved = 0, pinned_reserved_peak = 0;
 
+void hold_pinned(int64_t bytes) {
+  pinned_bytes += static_cast<size_t>(bytes);
+  pinned_peak = std::max(pinned_peak, pinned_bytes);
+}
+void reserve_pinned(int64_t bytes) {
+  pinned_reserved += static_cast<size_t>(bytes);
+  pinned_reserved_peak = std::max(pinned_reserved_peak, pinned_reserved);
+}
+
+// As torch's caching host allocator: sizes are powers of two (at/core/CachingHostAllocator.h), what is given
+// back is kept for the next of its size.
 struct PinnedAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t n) override {
     if (n == 0) return {nullptr, nullptr, &CardAllocator::none, c10::Device(c10::kCPU)};
-    void* p = nullptr;
-    if (posix_memalign(&p, 4096, n)) throw std::bad_alloc();
     std::lock_guard<std::recursive_mutex> lock(mu);
-    pinned[static_cast<char*>(p)] = n;
-    pinned_bytes += n;
-    pinned_peak = std::max(pinned_peak, pinned_bytes);
+    char* p = place(std::bit_ceil(n));
+    pinned[p] = {n, ++births};
+    hold_pinned(static_cast<int64_t>(std::bit_ceil(n)));
     ++counts["pinned allocations"];
     return {p, p, &deleter, c10::Device(c10::kCPU)};
+  }
+  static char* place(size_t size) {
+    auto kept = pinned_cache.find(size);
+    if (kept != pinned_cache.end()) {
+      char* p = kept->second;
+      pinned_cache.erase(kept);
+      return p;
+    }
+    void* p = nullptr;
+    if (posix_memalign(&p, 4096, size)) throw std::bad_alloc();
+    reserve_pinned(static_cast<int64_t>(size));
+    return static_cast<char*>(p);
   }
   static void deleter(void* p) {
     std::lock_guard<std::recursive_mutex> lock(mu);
     auto it = pinned.find(static_cast<char*>(p));
-    pinned_bytes -= it->second;
+    size_t size = std::bit_ceil(it->second.bytes);
+    hold_pinned(-static_cast<int64_t>(size));
+    pinned_cache.emplace(size, it->first);
     pinned_access.erase(it->first);
     pinned.erase(it);
-    free(p);
+  }
+  static void empty_cache() {
+    std::lock_guard<std::recursive_mutex> lock(mu);
+    for (auto& [size, p] : pinned_cache) {
+      free(p);
+      reserve_pinned(-static_cast<int64_t>(size));
+    }
+    pinned_cache.clear();
   }
   void copy_data(void* dest, const void* src, size_t count) const override { memcpy(dest, src, count); }
 };
@@ -189,7 +257,26 @@ char* pinned_base(const void* p) {
   auto it = pinned.upper_bound(c);
   if (it == pinned.begin()) return nullptr;
   --it;
-  return c < it->first + it->second ? it->first : nullptr;
+  return c < it->first + it->second.bytes ? it->first : nullptr;
+}
+
+// cudaHostRegister: memory of the program, pinned where it lies. 0, or the number of the error.
+int host_register(uint64_t pointer, size_t bytes) {
+  std::lock_guard<std::recursive_mutex> lock(mu);
+  auto* p = reinterpret_cast<char*>(pointer);
+  auto behind = pinned.lower_bound(p);
+  if (!p || !bytes) return 1;  // cudaErrorInvalidValue
+  if (pinned_base(p) || (behind != pinned.end() && behind->first < p + bytes))
+    return 712;  // already registered
+  pinned[p] = {bytes, ++births, true};
+  hold_pinned(static_cast<int64_t>(bytes));
+  reserve_pinned(static_cast<int64_t>(bytes));
+  return 0;
+}
+
+Pinned* pinned_at(const void* p) {
+  char* base = pinned_base(p);
+  return base ? &pinned.at(base) : nullptr;
 }
 
 }  // namespace

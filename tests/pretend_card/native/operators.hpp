@@ -1,4 +1,4 @@
-// Operators that a card does itself: new tensors, views, copies.
+// Operators that a card does itself: new tensors and views.
 #pragma once
 #include "fallback.hpp"
 
@@ -59,78 +59,6 @@ at::Tensor& set_storage_card(at::Tensor& self, at::Storage source, int64_t offse
 }
 at::Tensor& set_tensor_card(at::Tensor& self, const at::Tensor& source) {
   return set_storage_card(self, source.storage(), source.storage_offset(), source.sizes(), source.strides());
-}
-
-at::Tensor& copy_card_(at::Tensor& self, const at::Tensor& src, bool non_blocking) {
-  if (self.is_same(src) || self.numel() == 0) return self;
-  int device = self.is_cuda() ? self.device().index() : src.device().index();
-  const bool across = self.is_cuda() && src.is_cuda() && self.device() != src.device();
-  if (across) {  // on the source's stream, which waits for the target's before, and is waited for by it
-                 // behind
-    device = src.device().index();
-    std::lock_guard<std::recursive_mutex> lock(mu);
-    knows[here(device)].merge(knows[here(self.device().index())]);
-  }
-  const bool in = self.is_cuda() && !src.is_cuda(), out = !self.is_cuda() && src.is_cuda();
-  DeviceHere h(device);
-  const int s = launch(device, in ? "copy to the card" : out ? "copy from the card" : "copy on the card");
-  size_t bytes = self.numel() * (in ? src.dtype().itemsize() : self.dtype().itemsize());
-  if (src.is_cuda()) touch(src, s, false, "copy_");
-  if (self.is_cuda()) touch(self, s, true, "copy_");
-  if (across) {
-    std::lock_guard<std::recursive_mutex> lock(mu);
-    knows[here(self.device().index())].merge(knows[s]);
-    ++counts["copies between cards"];
-  }
-  std::string wrong;
-  bool waits = false, arrives = false, leaves = false;
-  {
-    std::lock_guard<std::recursive_mutex> lock(mu);
-    counts[in ? "bytes to the card" : out ? "bytes from the card" : "bytes on the card"] += bytes;
-    char* base = in ? pinned_base(src.const_data_ptr()) : out ? pinned_base(self.const_data_ptr()) : nullptr;
-    if (in || out) {
-      if (base) {
-        auto& a = pinned_access[base];
-        wrong = in ? check_read(a, s, "copy to the card") : check_write(a, s, "copy from the card");
-        if (in) settle(knows[s]);  // what this stream has waited for is there when it reads
-      }
-      if (!non_blocking || (out && !base)) {  // into pageable memory the driver returns when it is there
-        waits = true;
-        ++counts[in ? "waiting copies to the card" : "waiting copies from the card"];
-        ++counts["host waits"];
-      } else {
-        arrives = out;
-        leaves = in && base;
-        ++counts[in ? (base ? "pinned copies to the card" : "unpinned non_blocking copies to the card")
-                    : "non_blocking copies from the card"];
-      }
-    }
-  }
-  if (!wrong.empty()) race(wrong, true);
-  if (waits) host_waits_for(s);
-  if (dry && self.numel() > dry_above) return self;
-  Shared shared;
-  auto to = self.is_cuda() ? host_alias(self, shared) : self;
-  auto from = src.is_cuda() ? host_alias(src, shared) : src;
-  at::Tensor near = from;
-  if (!to.device().is_cpu()) return self;
-  if (arrives) {
-    auto value = at::empty_like(to).copy_(near);
-    if (to.is_non_overlapping_and_dense()) memset(to.mutable_data_ptr(), 0xFF, to.nbytes());
-    std::lock_guard<std::recursive_mutex> lock(mu);
-    arriving[s].push_back({to, value, now_[s]});
-    return self;
-  }
-  to.copy_(near);
-  if (leaves && near.is_non_overlapping_and_dense()) {
-    std::lock_guard<std::recursive_mutex> lock(mu);
-    size_t n = std::min<size_t>(near.nbytes(), 1 << 20);
-    auto* p = static_cast<const char*>(near.const_data_ptr());
-    leaving[s].push_back({near, std::vector<char>(p, p + n), now_[s]});
-  }
-  if (waits) host_waits_for(s);
-  tell_late();
-  return self;
 }
 
 void record_stream_card(at::Tensor& self, c10::Stream stream) {

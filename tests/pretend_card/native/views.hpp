@@ -15,11 +15,8 @@ c10::Storage host_storage(const c10::Storage& of) {
                       c10::GetAllocator(c10::kCPU), true);
 }
 
-at::Tensor host_alias(const at::Tensor& t, Shared& shared) {
-  auto* impl = t.storage().unsafeGetStorageImpl();
-  auto it = shared.find(impl);
-  if (it == shared.end()) it = shared.emplace(impl, host_storage(t.storage())).first;
-  auto a = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(it->second),
+at::Tensor alias_on(c10::Storage storage, const at::Tensor& t) {
+  auto a = at::detail::make_tensor<c10::TensorImpl>(std::move(storage),
                                                     c10::DispatchKeySet(c10::DispatchKey::CPU), t.dtype());
   auto* ai = a.unsafeGetTensorImpl();
   ai->set_sizes_and_strides(t.sizes(), t.strides(), t.storage_offset());
@@ -27,6 +24,20 @@ at::Tensor host_alias(const at::Tensor& t, Shared& shared) {
   if (t.is_conj()) ai->_set_conj(true);
   if (t.is_neg()) ai->_set_neg(true);
   return a;
+}
+
+at::Tensor host_alias(const at::Tensor& t, Shared& shared) {
+  auto* impl = t.storage().unsafeGetStorageImpl();
+  auto it = shared.find(impl);
+  if (it == shared.end()) it = shared.emplace(impl, host_storage(t.storage())).first;
+  return alias_on(c10::Storage(it->second), t);
+}
+
+// The place alone: nothing is kept alive by it, as a graph keeps nothing alive.
+at::Tensor raw_alias(const at::Tensor& t) {
+  c10::DataPtr at(t.storage().mutable_data(), c10::Device(c10::kCPU));
+  return alias_on(
+      c10::Storage(c10::Storage::use_byte_size_t(), t.storage().nbytes(), std::move(at), nullptr, false), t);
 }
 
 at::Tensor meta_alias(const at::Tensor& t, Shared& shared) {

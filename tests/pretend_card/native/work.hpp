@@ -1,39 +1,93 @@
 // What a launch does to the clocks, copies that are under way, who may read and write what, and failures on
 // demand.
 #pragma once
-#include "memory.hpp"
+#include "costs.hpp"
 
 namespace {
 
+// What a card does once and then never again, and what stays (PRETEND_FAIL).
+const std::map<std::string, const char*> fails_once = {
+    {"oom", ""},
+    {"cublas", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"},
+    {"cudnn", "cuDNN error: CUDNN_STATUS_ALLOC_FAILED"},
+};
+
+// Once something is wrong with the context, every later call says so again, until the process ends.
+const std::map<std::string, std::pair<int, const char*>> fails_forever = {
+    {"lost", {700, "an illegal memory access was encountered"}},
+    {"assert", {710, "device-side assert triggered"}},
+    {"ecc", {214, "uncorrectable ECC error encountered"}},
+    {"gone", {999, "unknown error"}},  // fallen off the bus, as torch tells it
+};
+
 void require_alive(const char* what) {
   if (fail_at && launched >= fail_at && !lost) {
-    if (fail_kind == "oom") {
+    auto once = fails_once.find(fail_kind);
+    if (once == fails_once.end()) {
+      lost = true;
+    } else {
       fail_at = 0;
-      throw c10::OutOfMemoryError({__func__, __FILE__, 0},
-                                  "CUDA out of memory. Tried to allocate 20.00 MiB (pretended).");
+      if (fail_kind == "oom")
+        throw c10::OutOfMemoryError({__func__, __FILE__, 0},
+                                    "CUDA out of memory. Tried to allocate 20.00 MiB (pretended).");
+      TORCH_CHECK(false, once->second);
     }
-    if (fail_kind == "cublas") {
-      fail_at = 0;
-      TORCH_CHECK(false, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`");
-    }
-    lost = true;
   }
-  if (lost)
-    throw c10::AcceleratorError(
-        {__func__, __FILE__, 0}, 700,
-        c10::str("CUDA error: an illegal memory access was encountered (at ", what, ")"));
+  if (!lost) return;
+  auto [code, says] = fails_forever.at(fail_kind);
+  throw c10::AcceleratorError({__func__, __FILE__, 0}, code,
+                              c10::str("CUDA error: ", says, " (at ", what, ")"));
 }
 
-int launch(int device, const std::string& name) {
-  int s = here(device);
+std::string layer;  // that launches are counted for, besides
+
+void count_launch(const std::string& name) {
+  ++counts["op " + name];
+  ++counts["launches"];
+  if (!layer.empty()) ++counts["layer " + layer + ": " + name];
+}
+
+int launch_on(int s, const std::string& name) {
   std::lock_guard<std::recursive_mutex> lock(mu);
+  require_joined(s, name);
   ++launched;
   require_alive(name.c_str());
   knows[s].merge(host);
   knows[s].t[s] = ++now_[s];
-  ++counts["op " + name];
-  ++counts["launches"];
+  if (captured(s)) {
+    ++counts["captured nodes"];
+  } else {
+    count_launch(name);
+    host_time += costs.launch;
+  }
   return s;
+}
+
+int launch(int device, const std::string& name) { return launch_on(here(device), name); }
+
+// Behind a launch, when its operands are known.
+void account(int s, double read, double written) {
+  std::lock_guard<std::recursive_mutex> lock(mu);
+  if (captured(s)) return;
+  count_bytes(read, written);
+  occupy(s, (read + written) / costs.memory);
+}
+
+const std::thread::id main_thread = std::this_thread::get_id();  // that loads this
+
+bool keep_stacks = false;
+std::map<std::string, uint64_t> wait_stacks;
+
+// The host stands still for the card: counted, and remembered with where it happened if that is asked for.
+void count_wait(const std::string& why, bool stands = true) {
+  std::string stack = keep_stacks ? why + "\n" + python_stack() : "";
+  std::lock_guard<std::recursive_mutex> lock(mu);
+  ++counts["host waits: " + why];
+  if (!stands) return;
+  host_time += costs.wait;
+  ++counts["host waits"];
+  if (!layer.empty()) ++counts["layer " + layer + ": host waits"];
+  if (keep_stacks) ++wait_stacks[stack];
 }
 
 // Copies that are under way. Into pinned memory: it holds 0xFF until the host, or a stream that waited, may
@@ -90,6 +144,38 @@ void settle(const Vec& known) {
   }
 }
 
+// A copy that may be under way between the card and the host's memory from `p` on.
+bool under_way(const char* p, size_t bytes) {
+  auto meets = [&](const at::Tensor& t) {
+    auto* q = static_cast<const char*>(t.const_data_ptr());
+    return q < p + bytes && p < q + t.nbytes();
+  };
+  for (int s = 0; s < kStreams; ++s) {
+    for (auto& one : arriving[s])
+      if (meets(one.to)) return true;
+    for (auto& one : leaving[s])
+      if (meets(one.from)) return true;
+  }
+  return false;
+}
+
+int host_unregister(uint64_t pointer) {
+  std::string wrong;
+  {
+    std::lock_guard<std::recursive_mutex> lock(mu);
+    auto it = pinned.find(reinterpret_cast<char*>(pointer));
+    if (it == pinned.end() || !it->second.registered) return 713;  // cudaErrorHostMemoryNotRegistered
+    if (under_way(it->first, it->second.bytes))
+      wrong = "memory was unregistered under a copy that nobody waited for";
+    hold_pinned(-static_cast<int64_t>(it->second.bytes));
+    reserve_pinned(-static_cast<int64_t>(it->second.bytes));
+    pinned_access.erase(it->first);
+    pinned.erase(it);
+  }
+  if (!wrong.empty()) race(wrong, true);
+  return 0;
+}
+
 Block* block_of(const at::Tensor& t) {
   if (!t.has_storage()) return nullptr;
   return static_cast<Block*>(t.storage().data_ptr().get_context());
@@ -116,15 +202,18 @@ std::string check_write(Access& a, int s, const std::string& who) {
   return wrong;
 }
 
-void touch(const at::Tensor& t, int s, bool write, const std::string& who) {
-  Block* b = block_of(t);
+void touch(Block* b, int s, bool write, const std::string& who) {
   if (!b) return;
   std::string wrong;
   {
     std::lock_guard<std::recursive_mutex> lock(mu);
+    if (captured(s) && capture->before.emplace(b, b->access).second) b->access = Access();
     wrong = write ? check_write(b->access, s, who) : check_read(b->access, s, who);
   }
   if (!wrong.empty()) race(wrong, true);
+}
+void touch(const at::Tensor& t, int s, bool write, const std::string& who) {
+  touch(block_of(t), s, write, who);
 }
 
 void host_knows(const Vec& v) {
@@ -136,6 +225,7 @@ void host_waits_for(int s) {
   std::lock_guard<std::recursive_mutex> lock(mu);
   Vec v = knows[s];
   v.t[s] = std::max(v.t[s], now_[s]);
+  host_time = std::max(host_time, busy_until[s]);
   host_knows(v);
 }
 void tell_late() {
