@@ -62,7 +62,7 @@ def test_fewer_at_a_time(
     card: Any,
     cards: Callable[..., None],
 ) -> None:
-    cards(size, context="0")
+    cards(size, context="0", workspace="0")
     before = card.memory(0)["ooms"]
     engine, _ = make(loaded, PLAN, end_ids=(), pad_id=0)
     done = answered(engine)
@@ -87,7 +87,7 @@ def test_alone_it_goes_down_the_ladder(
     expected: list[Reference],
     cards: Callable[..., None],
 ) -> None:
-    cards(size, context="0")
+    cards(size, context="0", workspace="0")
     plan = dataclasses.replace(PLAN, prefill_chunk_tokens=chunk)
     (done,) = answered(static_engine(loaded, plan, end_ids=(), pad_id=0)[0], 1)
     assert done.placement == placement
