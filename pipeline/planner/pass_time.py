@@ -44,7 +44,7 @@ class Dispatch:
 
 
 # As counted on a pretended card (tests/pretend_card/test_bars.py).
-COUNTED = Dispatch(layer_launches=64, pass_launches=40, host_waits=48, replayed=False)
+COUNTED = Dispatch(layer_launches=70, pass_launches=40, host_waits=48, replayed=False)
 
 
 @dataclass(frozen=True, slots=True)
