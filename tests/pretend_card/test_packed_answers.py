@@ -79,6 +79,18 @@ def test_labels_and_states_are_those_of_the_processor(tolerance: float) -> None:
         assert len(one.features) == len(other.features) > 0
 
 
+def test_texts_and_labels_in_one_pass_are_those_of_each_by_itself() -> None:
+    """Tokens of texts are late in passes whose first logits are those of label trees."""
+    mixed = [
+        one if number % 2 else label
+        for number, (one, label) in enumerate(zip(texts(), labels(), strict=True))
+    ]
+    found, near = both(mixed)
+    for one, other in zip(found, near, strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.scores == pytest.approx(other.scores, abs=1e-4)
+
+
 def test_a_request_may_go_while_its_pass_is_under_way(card: Any) -> None:
     model = tiny_model(FAMILY).to("cuda")
     static = StaticEngine(model, PLAN, end_ids=(), pad_id=0)

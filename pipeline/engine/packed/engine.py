@@ -76,6 +76,10 @@ class PackedEngine:
         self._read_at = 0.0
         self._late = self._pool.device.type == "cuda"
 
+    def record_decoding(self) -> str:
+        """Record the passes in which rows decode, before there are any; what came of it, for the report."""
+        return self._runner.record_decoding(self._plan.max_batch_rows, self._plan.context_tokens)
+
     @property
     def idle(self) -> bool:
         """True when nothing is queued or running."""
@@ -141,7 +145,7 @@ class PackedEngine:
         if self._under_way is not None:
             self._under_way.settle()
         results = PassResults(feeds, logits, watch.seen, started)
-        self._runner.chosen = results.chosen
+        self._runner.remember(results.chosen)
         for running, feed in feeds:
             if running.reading:
                 running.read += len(feed.tokens)
@@ -294,6 +298,7 @@ class PackedEngine:
         for number in gone:
             self._leave(number)
         if is_out_of_memory(error):
+            self._runner.forget_recorded()
             if rows > 1:  # the next passes are to be smaller; one alone does not tell how many fit together
                 self._scheduler.shrink(rows, pages_of(self._plan.context_tokens))
                 self._pool.resize(self._scheduler.pool.pages)

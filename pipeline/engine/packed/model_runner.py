@@ -12,13 +12,15 @@ from typing import Any
 
 import torch
 
+from pipeline.engine.out_of_memory import free_memory
 from pipeline.engine.packed import attention
 from pipeline.engine.packed.attention import Pass
+from pipeline.engine.packed.decode_passes import DecodePasses
 from pipeline.engine.packed.feed import Feed, Row
 from pipeline.engine.packed.host_numbers import HostNumbers
 from pipeline.engine.packed.page_pool import KvPool
 from pipeline.engine.packed.pass_layout import PassLayout, laid_out
-from pipeline.engine.packed.ways import way_for
+from pipeline.engine.packed.ways import BY_VARLEN, way_for
 
 
 class PackedModelRunner:
@@ -33,6 +35,37 @@ class PackedModelRunner:
         self._context = attention.context_of(model)
         self.chosen: torch.Tensor | None = None
         """Token ids (n,) on the device that the last pass has chosen."""
+        self.decoding: DecodePasses | None = None
+        """What runs passes in which every row decodes, where that is not done as others are."""
+
+    def record_decoding(self, rows: int, longest: int) -> str:
+        """Decode up to ``rows`` rows, each seeing up to ``longest`` tokens of its own, by recorded passes
+        from now on where that can be; what came of it, for the report.
+        """
+        reason = None if self.way is BY_VARLEN else f"that is for {BY_VARLEN.name}"
+        if reason is None:
+            passes = DecodePasses(self._model, self._context, self.pool, rows, longest)
+            try:
+                passes.try_out()
+                self.decoding = passes
+                passes.record()
+            except Exception as error:  # noqa: BLE001  # families and drivers are many; it goes without, too
+                reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+                free_memory()
+        return (
+            f"decoding is recorded for up to {rows} rows"
+            if reason is None
+            else f"decoding is not recorded: {reason}"
+        )
+
+    def forget_recorded(self) -> None:
+        """Give back what recorded passes take; decoding goes on without."""
+        if self.decoding is not None:
+            self.decoding.forget()
+
+    def remember(self, chosen: torch.Tensor) -> None:
+        """Token ids (n,) that this pass has chosen, for those of the next that are late."""
+        self.chosen = chosen if self.decoding is None else self.decoding.keep(chosen)
 
     def extend(self, row: Row, ids: Sequence[int]) -> None:
         """Read ``ids`` into the run of ``row``, behind what is there, in one pass that is asked for
@@ -44,14 +77,22 @@ class PackedModelRunner:
         """One pass over ``feeds``; returns float32 logits (wanted, vocabulary), feed by feed in their
         order.
         """
+        if self.decoding is not None and self.decoding.takes(feeds):
+            logits = self.decoding.run(feeds)
+            self._advance(feeds)
+            return logits
         return self._pass(feeds)
 
     def _pass(self, feeds: Sequence[Feed]) -> torch.Tensor:
         layout = laid_out(feeds, self.way.order)
         logits = self._call(layout)
+        self._advance(feeds)
+        return logits
+
+    @staticmethod
+    def _advance(feeds: Sequence[Feed]) -> None:
         for feed in feeds:
             feed.row.cached += len(feed.tokens) if feed.keep else 0
-        return logits
 
     def _call(self, layout: PassLayout) -> torch.Tensor:
         numbers = HostNumbers()

@@ -4,6 +4,7 @@ and brought over in one transfer.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -58,14 +59,15 @@ class PassResults:
         self.only_text = all(isinstance(one.answer, TextAnswer) and not one.reading for one, _ in feeds)
         """Whether all that it does is to decode."""
         self._parts = list(_parts(feeds))
-        best, self.chosen = choose(logits, self._samplers())
-        """Token ids (wanted,), on the device."""
+        best, tokens = choose(logits, self._samplers())
+        self.chosen = self._of_texts(tokens)
+        """Token ids (texts,) on the device: of each that is a text, what it goes on with."""
         if states is not None and states.shape[1] != len(logits):
             states = None
         wanting = [part for part in self._parts if part.running.answer.wants_features and states is not None]
         for part in wanting:
             part.state = True
-        gathered = [best.view(torch.int32), self.chosen.int(), self._targets(logits).view(torch.int32)]
+        gathered = [best.view(torch.int32), tokens.int(), self._targets(logits).view(torch.int32)]
         if wanting and states is not None:
             places = sent([part.begin for part in wanting], torch.long, logits.device)
             gathered.append(states[0].index_select(0, places).float().flatten().view(torch.int32))
@@ -73,8 +75,8 @@ class PassResults:
         self._arrival = Arrival(torch.cat(gathered))
 
         self._settled = False
-        for part in self._parts:
-            part.running.under_way = part.begin
+        for part, place in zip(self._parts, self._places, strict=True):
+            part.running.under_way = place
 
     def settle(self) -> None:
         """Nobody's next token is looked for here any more."""
@@ -106,6 +108,18 @@ class PassResults:
                 next(states) if part.state else None,
             )
             begin = end
+
+    @property
+    def _places(self) -> list[int]:
+        """Where in ``chosen`` the token of each part is, if it is a text."""
+        texts = [isinstance(part.running.answer, TextAnswer) for part in self._parts]
+        return [before - text for before, text in zip(itertools.accumulate(texts), texts, strict=True)]
+
+    def _of_texts(self, tokens: torch.Tensor) -> torch.Tensor:
+        rows = [part.begin for part in self._parts if isinstance(part.running.answer, TextAnswer)]
+        if len(rows) == len(tokens):
+            return tokens
+        return tokens.index_select(0, sent(rows, torch.long, tokens.device))
 
     def _samplers(self) -> Iterator[tuple[int, TokenSampler]]:
         """(row of the logits, sampler) of the texts that are sampled."""
