@@ -48,6 +48,8 @@ def select_engine(
             return static, f"{told}; continuous batching and prefix reuse are off for this model: {reason}"
         packed = _packed(loaded, plan, end_ids, static, caches)
     kind = "continuous batching over packed passes"
+    if loaded.input_device.type != "cpu":  # there is only one way there
+        kind += f", {packed.attention}"
     if isinstance(loaded, StreamedModel):
         return packed, f"{kind}, on streamed weights"
     return packed, f"{kind}; {packed.record_decoding()}" if loaded.input_device.type == "cuda" else kind

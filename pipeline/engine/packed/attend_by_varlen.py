@@ -25,6 +25,8 @@ from pipeline.engine.packed.page_pool import KvPool
 from pipeline.engine.packed.pass_layout import PassLayout, Span, Stretch, Tree
 from pipeline.engine.packed.sequence import first_token
 
+Source = Literal["pool", "pass"]
+
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -32,10 +34,11 @@ class Call:
 
     ``tokens`` of the pass ask, all of them where None; ``queries`` are their bounds, ``keys`` the beginnings
     of what they see, ``used`` how much; ``gathered`` are the places of the pass whose keys are laid end to
-    end first, where those do not lie so.
+    end first, where those do not lie so; ``lse`` the places of the queries among the log-sum-exps of a kernel
+    that gives them row by row.
     """
 
-    source: Literal["pool", "pass"]
+    source: Source
     tokens: slice | None
     contiguous: slice | None
     queries: slice
@@ -45,6 +48,7 @@ class Call:
     most_keys: int
     causal: bool
     gathered: slice | None = None
+    lse: slice | None = None
 
 
 class ByVarlen:
@@ -75,7 +79,7 @@ class ByVarlen:
         ]
         calls = [
             *self._calls("pool", [*layout.decoding, *kept], causal=True),
-            *self._calls("pass", [_itself(span) for span in layout.spans if span.first is None], causal=True),
+            *self._calls("pass", [itself(span) for span in layout.spans if span.first is None], causal=True),
         ]
         return [*calls, *([self._of_nodes()] if layout.trees else [])]
 
@@ -93,9 +97,7 @@ class ByVarlen:
                 near.append(Stretch(tree.begin, nodes, tree.begin - span, span))
         return [*self._calls("pool", pool, causal=False), *self._calls("pass", near, causal=False)]
 
-    def _calls(
-        self, source: Literal["pool", "pass"], stretches: Sequence[Stretch], *, causal: bool
-    ) -> list[Call]:
+    def _calls(self, source: Source, stretches: Sequence[Stretch], *, causal: bool) -> list[Call]:
         return [self._call(source, some, causal=causal) for some in _apart(stretches)]
 
     def _of_nodes(self) -> Call:
@@ -110,7 +112,7 @@ class ByVarlen:
 
     def _call(
         self,
-        source: Literal["pool", "pass"],
+        source: Source,
         stretches: Sequence[Stretch],
         *,
         causal: bool,
@@ -166,14 +168,18 @@ class ByVarlen:
 
     def _run(self, call: Call, query: torch.Tensor, source: KeysValues, scaling: float) -> KeysValues:
         """Output (n, H, D) and log-sum-exp (n, H) of the call's tokens."""
-        assert self._sent is not None
         asking = query[call.contiguous]
         if call.tokens is not None:
             asking = query.index_select(0, self._long(call.tokens))
         if call.gathered is not None:
             source = self._of(source, call.gathered)
+        return self._kernel(call, asking, source, scaling)
+
+    def _kernel(self, call: Call, query: torch.Tensor, source: KeysValues, scaling: float) -> KeysValues:
+        """Of ``query`` (n, H, D) over keys and values (tokens, G, D)."""
+        assert self._sent is not None
         output, lse = varlen_attn(
-            asking,
+            query,
             *source,
             self._sent.short(call.queries),
             self._sent.short(call.keys),
@@ -219,7 +225,7 @@ class ByVarlen:
         return self._sent.long(where)
 
 
-def _itself(span: Span) -> Stretch:
+def itself(span: Span) -> Stretch:
     """The keys of its own tokens, in the pass."""
     return Stretch(span.begin, span.tokens, span.begin, span.tokens)
 

@@ -81,6 +81,11 @@ class PackedEngine:
         return self._runner.record_decoding(self._plan.max_batch_rows, self._plan.context_tokens)
 
     @property
+    def attention(self) -> str:
+        """By which kernels it attends, for the report."""
+        return self._runner.way.name
+
+    @property
     def idle(self) -> bool:
         """True when nothing is queued or running."""
         return self._scheduler.idle and self._static.idle

@@ -4,13 +4,16 @@ a processor, and answered by the kernel's documented formula, one sequence after
 
 from __future__ import annotations
 
+from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention.varlen import AuxRequest
 
 from pipeline.engine.packed import model_runner
-from pipeline.engine.packed.ways import BY_VARLEN
+from pipeline.engine.packed.ways import BY_VARLEN, by_efficient
 from pipeline.records import Decode, Score
 from tests.equivalence import test_packed, test_reuse
 from tests.equivalence.families import tiny_model
@@ -57,10 +60,58 @@ def formula(
     return output, lse
 
 
-@pytest.fixture(autouse=True)
-def _by_varlen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_runner, "way_for", lambda *_: BY_VARLEN)
-    monkeypatch.setattr("pipeline.engine.packed.attend_by_varlen.varlen_attn", formula)
+def efficient_formula(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bias: None,
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    most_queries: int,
+    most_keys: int,
+    dropout: float,
+    mask: int,
+    computes_lse: bool,
+    *,
+    scale: float,
+    seqlen_k: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    """``aten::_efficient_attention_forward``: as many KV heads, causal from the first key on, log-sum-exps
+    row by row with room for a multiple of 32 queries.
+    """
+    assert bias is None
+    assert (dropout, computes_lse) == (0.0, True)
+    assert query.shape[2] == key.shape[2]
+    lengths = queries.diff()
+    if mask:
+        assert torch.equal(lengths, seqlen_k)
+    output, flat = formula(
+        *(states[0] for states in (query, key, value)),
+        queries,
+        keys,
+        most_queries,
+        most_keys,
+        return_aux=AuxRequest(lse=True),
+        scale=scale,
+        window_size=(-1, 0) if mask else (-1, -1),
+        enable_gqa=True,
+        seqused_k=seqlen_k,
+    )
+    lse = torch.full((len(lengths), query.shape[2], -(-most_queries // 32) * 32), float("nan"))
+    for row, (begin, end) in enumerate(pairwise(queries.tolist())):
+        lse[row, :, : end - begin] = flat[:, begin:end]
+    return output[None], lse
+
+
+@pytest.fixture(autouse=True, params=["varlen", "efficient"])
+def _by_varlen(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "varlen":
+        monkeypatch.setattr(model_runner, "way_for", lambda *_: BY_VARLEN)
+        monkeypatch.setattr("pipeline.engine.packed.attend_by_varlen.varlen_attn", formula)
+    else:
+        monkeypatch.setattr(model_runner, "way_for", lambda model, _: by_efficient(model))
+        aten = SimpleNamespace(_efficient_attention_forward=efficient_formula)
+        monkeypatch.setattr("pipeline.engine.packed.attend_by_efficient._ATEN", aten)
 
 
 @pytest.mark.parametrize("prefix_tokens", [pytest.param(0, marks=pytest.mark.full), 20])
