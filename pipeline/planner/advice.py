@@ -4,7 +4,7 @@ the night.
 
 from __future__ import annotations
 
-from pipeline.planner.budget import CACHE_SHARE, Need, Room, Wish
+from pipeline.planner.budget import Need, Room, Wish
 from pipeline.planner.model.shape import ModelShape
 from pipeline.planner.placement import Where
 from pipeline.system.units import amount
@@ -19,7 +19,7 @@ def next_steps(shape: ModelShape, need: Need, have: Room, wish: Wish, verdict: s
         most = wish.rows or have.most_rows
         if rows >= most:
             return []
-        more = shape.kv_bytes(wish.typical_tokens, wish.kept_dtype, rows) / CACHE_SHARE
+        more = shape.kv_bytes(wish.typical_tokens, wish.kept_dtype, rows) / have.cache_share
         return [
             (
                 f"{amount(more / have.usable_share)} more {have.memory_name} would let {2 * rows} rows "

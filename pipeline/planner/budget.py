@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pipeline.planner.fused_products import FusedRows
-from pipeline.planner.memory import LIBRARY_BYTES, PROCESS_BYTES, activations_bytes
+from pipeline.planner.memory import (
+    CARD_FIXED_BYTES,
+    LIBRARY_BYTES,
+    PROCESS_BYTES,
+    activations_bytes,
+    unpacking_bytes,
+)
 from pipeline.planner.model.shape import ModelShape
 from pipeline.planner.prompt_layout import Layout
 from pipeline.planner.workload import Question, TaskLoad
 from pipeline.stores.kv.sizes import StorageFormat
-from pipeline.system.graphics_cards import CONTEXT_BYTES
 from pipeline.system.hardware import Hardware, Rates
 from pipeline.system.units import amount
 
@@ -24,9 +29,9 @@ USABLE_SHARE = 0.9
 # any machine measured.
 ROWS_ON_CARD, ROWS_ON_CPU = 256, 64
 CHUNK_TOKENS_ON_CARD, CHUNK_TOKENS_ON_CPU = 4096, 1024
-# Of the room beside weights and activations, what rows may fill: storage of rows grows by doubling, so that
-# as much again may be allocated.
-CACHE_SHARE = 0.5
+# Of the room beside weights and activations, what rows may fill: on a card all of it, which is one fixed
+# allocation; in RAM half of it, where other programs want some, too.
+_CARD_CACHE_SHARE, _RAM_CACHE_SHARE = 1.0, 0.5
 # A prompt that is not even as long as this is of no use.
 SHORTEST_TOKENS = 512
 
@@ -127,14 +132,18 @@ class Need:
     def of(
         cls, shape: ModelShape, wish: Wish, chunk_tokens: int, on_card: bool = True, devices: int = 1
     ) -> Need:
-        """Of a model as it is wished for. A prefill chunk is one row's, the worst case for a mask. It passes
-        through each of ``devices``.
+        """Of a model as it is wished for. A prefill chunk is one row's, the worst case for a mask, and passes
+        through each of ``devices``; on a card, whose memory is given away to the last page, it is as large as
+        several rows may fill it.
         """
         quantization, dtype, kept, tokens = wish.quantization, wish.dtype, wish.kept_dtype, wish.row_tokens
         weights = shape.weights_bytes(quantization, dtype)
-        chunk = min(chunk_tokens, tokens)
-        activation = activations_bytes(shape, dtype, chunk, 1, tokens - chunk, on_card)
+        longest = wish.context_tokens if on_card else tokens  # a prompt may come that was not looked at
+        chunk = chunk_tokens if on_card else min(chunk_tokens, tokens)
+        activation = activations_bytes(shape, dtype, chunk, 1, max(0, longest - chunk), on_card)
         matrix = unpacked = shape.largest_matrix_bytes(dtype) if quantization != "none" else 0
+        if on_card and matrix:  # not beside all else that a layer computes
+            activation = max(activation, unpacking_bytes(shape, dtype, chunk)) - matrix
         if wish.cache_dtype:  # so is a layer of the cache before it is used
             unpacked += max(layer.kept_bytes(tokens, dtype) for layer in shape.kinds)
         layer = shape.largest_layer_bytes(quantization, dtype)
@@ -149,6 +158,10 @@ class Need:
             unpacked,
             matrix,
         )
+
+    def with_pass(self, activation_bytes: int) -> Need:
+        """The same, where a pass takes as much as that, if it is more."""
+        return replace(self, activation_bytes=max(self.activation_bytes, activation_bytes))
 
     @property
     def fetched_bytes(self) -> int:
@@ -199,6 +212,11 @@ class Room:
     def devices(self) -> int:
         """How many compute."""
         return max(1, self.cards)
+
+    @property
+    def cache_share(self) -> float:
+        """Of the room beside weights and activations, what rows may fill."""
+        return _CARD_CACHE_SHARE if self.on_card else _RAM_CACHE_SHARE
 
     @property
     def computing(self) -> dict[str, int]:
@@ -261,7 +279,7 @@ def rooms(
     """
     on_card = bool(hardware.gpu_bytes)
     ram = max(0, int(hardware.ram_bytes * USABLE_SHARE) - process_bytes - LIBRARY_BYTES)
-    cards = tuple(max(0, int(card * USABLE_SHARE) - CONTEXT_BYTES) for card in hardware.gpu_bytes)
+    cards = tuple(max(0, int(card * USABLE_SHARE) - CARD_FIXED_BYTES) for card in hardware.gpu_bytes)
     vram = sum(cards)
     ram_weights = ram if most_weights_in_ram is None else min(ram, most_weights_in_ram)
     return Room(

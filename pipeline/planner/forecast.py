@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pipeline.planner.advice import next_steps, warnings_about
 from pipeline.planner.budget import Need, Place, Room, Wish, rooms
 from pipeline.planner.duration import TaskTime, Timing, moved_bytes
-from pipeline.planner.memory_peak import peaks_of
+from pipeline.planner.memory_peak import pass_bytes, peaks_of
 from pipeline.planner.model.shape import ModelShape
 from pipeline.planner.pass_time import useful_bytes
 from pipeline.planner.paying_rows import paying_rows
@@ -92,6 +92,8 @@ def decide(shape: ModelShape, hardware: Hardware, wish: Wish) -> Forecast:
     shape = shape.unpacked(unpacked)
     chunk = wish.chunk_tokens or have.chunk_tokens
     need = Need.of(shape, wish, chunk, have.on_card, have.devices)
+    if have.on_card and wish.questions:
+        need = need.with_pass(pass_bytes(shape, wish, have, need, chunk, have.most_rows))
     reasons = [_about(shape, need, wish, have)]
     where = settle(shape, need, have, wish, hardware.rates, reasons)
     if unpacked:
@@ -111,7 +113,8 @@ def decide(shape: ModelShape, hardware: Hardware, wish: Wish) -> Forecast:
             "it fits in the card's memory: if many people wait for answers, serve it with vLLM or TGI; "
             "for a night's work stay here"
         )
-    peaks = peaks_of(shape, wish, have, need, chunk, where, rows)
+    tokens = where.batch_tokens(shape, wish, most_rows)
+    peaks = peaks_of(shape, wish, have, need, chunk, where, rows, tokens)
     return Forecast(
         verdict=where.verdict,
         weights_bytes=where.weights,
@@ -128,7 +131,7 @@ def decide(shape: ModelShape, hardware: Hardware, wish: Wish) -> Forecast:
         split=where.split,
         cache_bytes=peaks.cache,
         cache_room_bytes=where.room_bytes,
-        batch_tokens=where.batch_tokens(shape, wish, most_rows),
+        batch_tokens=tokens,
         transfer_bytes=moved_bytes(shape, wish, where, rows),
         step=timing.step,
         unpacked=unpacked,

@@ -8,18 +8,20 @@ from dataclasses import dataclass
 
 from pipeline.planner.budget import Need, Room, Wish
 from pipeline.planner.memory import (
+    CARD_FIXED_BYTES,
     LAYING_OUT_BYTES,
     LIBRARY_BYTES,
     activations_bytes,
     arriving_bytes,
     head_copy_bytes,
+    logits_bytes,
     mapped_bytes,
+    pool_bytes,
     rows_bytes,
     stored,
 )
 from pipeline.planner.model.shape import ModelShape
 from pipeline.planner.placement import Where
-from pipeline.system.graphics_cards import CONTEXT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +39,22 @@ class Peaks:
 
 
 def peaks_of(
-    shape: ModelShape, wish: Wish, have: Room, need: Need, chunk_tokens: int, where: Where, rows: int
+    shape: ModelShape,
+    wish: Wish,
+    have: Room,
+    need: Need,
+    chunk_tokens: int,
+    where: Where,
+    rows: int,
+    batch_tokens: int,
 ) -> Peaks:
-    """Of ``rows`` rows with weights and cache where they are."""
+    """Of ``rows`` rows with weights and cache where they are; on a card with all ``batch_tokens`` that have
+    their place there from the start.
+    """
     weights, place = where.weights, where.cache_place
     cache = _cache(shape, wish, need, place, rows)
+    if have.on_card and place == "device" and rows:
+        cache = pool_bytes(shape, wish.kept_dtype, rows, batch_tokens)
     near = (
         cache
         if place == "device"
@@ -51,12 +64,10 @@ def peaks_of(
     )
     if where.sweep:
         activations = where.sweep.pass_bytes
+    elif have.on_card or not (wish.questions and rows):
+        activations = need.activation_bytes
     else:
-        activations = (
-            _pass(shape, wish, have, need, chunk_tokens, rows)
-            if wish.questions and rows
-            else need.activation_bytes
-        )
+        activations = pass_bytes(shape, wish, have, need, chunk_tokens, rows)
     files = stored(shape, wish.stored_dtype, wish.dtype)
     on_device = weights["device"] + activations + near + (where.sweep.working_bytes if where.sweep else 0)
     in_ram = wish.process_bytes + LIBRARY_BYTES + weights["ram"] + (cache if place == "ram" else 0)
@@ -70,7 +81,7 @@ def peaks_of(
         pages = 0 if where.sweep else files.stored_bytes
         copies = near if place == "disk" else 0  # on their way to the card
         return Peaks(
-            CONTEXT_BYTES * have.cards + on_device,
+            CARD_FIXED_BYTES * have.cards + on_device,
             in_ram + pages + copies,
             disk,
             pages,
@@ -110,8 +121,8 @@ def _cache(shape: ModelShape, wish: Wish, need: Need, place: str, rows: int) -> 
     return cache + sum(shape.kv_bytes(tokens, wish.dtype) for tokens in shared)
 
 
-def _pass(shape: ModelShape, wish: Wish, have: Room, need: Need, chunk_tokens: int, rows: int) -> int:
-    """What one pass over prompts of the sampled lengths computes and drops again."""
+def pass_bytes(shape: ModelShape, wish: Wish, have: Room, need: Need, chunk_tokens: int, rows: int) -> int:
+    """What one pass over prompts of the sampled lengths computes and drops again, on all devices."""
     questions = wish.questions
     documents = max(load.documents for load in wish.loads)
     own = max(1, sum(question.own_tokens for question in questions) // len(questions))
@@ -119,10 +130,10 @@ def _pass(shape: ModelShape, wish: Wish, have: Room, need: Need, chunk_tokens: i
     together = max(1, tokens // own)
     logits = together * max(question.logits for question in questions)
     found = max(
-        activations_bytes(shape, wish.dtype, tokens, together, 0, have.on_card), logits * shape.vocabulary * 4
+        activations_bytes(shape, wish.dtype, tokens, together, 0, have.on_card), logits_bytes(shape, logits)
     )
     writers = rows if any(question.new_tokens for question in questions) else 0
-    return (
+    return have.devices * (
         found
         + head_copy_bytes(shape, wish.dtype, max(logits, min(writers, documents)), have.on_card)
         + need.unpacked_bytes

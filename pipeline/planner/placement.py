@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.planner.budget import CACHE_SHARE, SHORTEST_TOKENS, Need, Place, Room, Wish
+from pipeline.planner.budget import SHORTEST_TOKENS, Need, Place, Room, Wish
+from pipeline.planner.memory import page_bytes
 from pipeline.planner.model.shape import ModelShape
 from pipeline.planner.weight_split import Split, far_split, near_split, room_beside
 from pipeline.planner.weight_streaming import Sweep, best_sweep, tokens_per_second
@@ -20,6 +21,8 @@ from pipeline.system.hardware import Rates
 from pipeline.system.units import amount
 
 Verdict = Literal["resident", "cache offloaded", "split", "does not fit"]
+# Of RAM and disk beside weights, what caches that are kept there may fill.
+_FAR_CACHE_SHARE = 0.5
 # How many times faster streaming must be than weights that stay, to be taken where they could.
 _MUCH = 1.5
 
@@ -102,6 +105,7 @@ def settle(shape: ModelShape, need: Need, have: Room, wish: Wish, rates: Rates, 
     else:
         split = _split_of(shape, need, have, wish, verdict, cache_place)
         weights, near = split.by_place(have.computing), room_beside(split, shape, wish, need, have)
+    near -= page_bytes(shape, wish.kept_dtype) if have.on_card else 0
     left = {
         "device": near,
         "ram": have.ram_bytes - weights["ram"],
@@ -112,8 +116,8 @@ def settle(shape: ModelShape, need: Need, have: Room, wish: Wish, rates: Rates, 
         verdict,
         weights,
         cache_place,
-        max(0, int(left * CACHE_SHARE)),
-        max(0, int(beside * CACHE_SHARE)),
+        max(0, int(left * (have.cache_share if cache_place == "device" else _FAR_CACHE_SHARE))),
+        max(0, int(beside * have.cache_share)),
         sweep,
         split,
     )
@@ -308,7 +312,7 @@ def _faster_streamed(
     Between host and card nothing of this was measured, so there weights stay if they can; not if that leaves
     no room to work in.
     """
-    room = int((have.device_bytes - need.weights_bytes - need.activation_bytes) * CACHE_SHARE)
+    room = int((have.device_bytes - need.weights_bytes - need.activation_bytes) * have.cache_share)
     rows = min(wish.rows or have.most_rows, _times(room, need.row_bytes, have.most_rows))
     too_few = room < shape.kv_bytes(min(wish.context_tokens, SHORTEST_TOKENS), wish.kept_dtype)
     if (have.on_card or rows >= (wish.rows or have.most_rows)) and not too_few:

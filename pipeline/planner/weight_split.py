@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from pipeline.planner.budget import CACHE_SHARE, Need, Place, Room, Wish
+from pipeline.planner.budget import Need, Place, Room, Wish
 from pipeline.planner.model.layers import Block
 from pipeline.planner.model.shape import ModelShape
 
@@ -49,7 +49,7 @@ def far_split(shape: ModelShape, wish: Wish, need: Need, have: Room, cache: Plac
     """As many weights on the devices that compute as leave room for a pass, one row whose cache is in
     ``cache``, and what is fetched; the others in RAM and on the disk. None where that does not hold.
     """
-    row = int((need.row_bytes if cache == "device" else need.near_bytes) / CACHE_SHARE)
+    row = int((need.row_bytes if cache == "device" else need.near_bytes) / have.cache_share)
     disk = have.disk_bytes - (need.far_bytes if cache == "disk" else 0)
     beside = {"disk": max(0, disk)}
     if have.on_card:
