@@ -34,12 +34,15 @@ def decode(root: Path, device: Device) -> dict[str, Any]:
     engine.admit(texts(0, ROWS, _PROMPT_TOKENS, 4 * _SETTLING_PASSES))
     passes = [_counted(engine, device) for _ in range(2 * _SETTLING_PASSES)]
     found = passes[-1]
+    _forget_recorded(engine)
+    eager = _counted(engine, device)
     engine.release(range(ROWS))
     return {
         "engine": told,
         "rows": ROWS,
         "layers": LAYERS,
         "launches": found.get("launches", 0),
+        "eager_launches": eager.get("launches", 0),
         "replays": found.get("graph replays", 0),
         "nodes": found.get("graph nodes", 0),
         "host_waits": _waits(found),
@@ -118,10 +121,15 @@ def _engine(name: str, root: Path, rows: int, placement: str = "device") -> tupl
     return engine, loaded, told
 
 
+def _forget_recorded(engine: Any) -> None:
+    """From now on passes are launched kernel by kernel."""
+    runner = getattr(engine, "_runner", None)
+    if hasattr(runner, "forget_recorded"):
+        runner.forget_recorded()
+
+
 class _LayerCounter:
-    """Kernels of one decoder layer's last forward call, by operator. A recorded pass calls no layer: what is
-    seen then is the layer as it was recorded, or as it ran before.
-    """
+    """Kernels of one decoder layer's last forward call, by operator. A recorded pass calls no layer."""
 
     def __init__(self, layer: Any, device: Device) -> None:
         self.kernels: Counter[str] = Counter()
@@ -170,8 +178,8 @@ def _by_prefix(counts: Mapping[str, int], prefix: str) -> dict[str, int]:
 
 
 def _waits(counts: Mapping[str, int]) -> int:
-    """Times that the host waited; an event that it waits for is told apart by the card."""
-    return counts.get("host waits", 0) + counts.get("host waits: event", 0)
+    """Times that the host waited for the card, whatever for."""
+    return counts.get("host waits", 0)
 
 
 def _transfers(counts: Mapping[str, int]) -> int:
