@@ -19,6 +19,7 @@ from pipeline.planner.pass_time import (
     COUNTED,
     REACHED_ARITHMETIC,
     REACHED_BANDWIDTH,
+    UNRECORDED,
     CardPass,
     logits_bytes,
 )
@@ -41,11 +42,17 @@ class Speed:
     card: CardPass | None = None
 
     @classmethod
-    def of(cls, rates: Rates, *, on_card: bool, fused: FusedRows | None = None) -> Speed:
-        """Of a machine that computes there. ``fused``: of weights in 4 bits."""
+    def of(
+        cls, rates: Rates, *, on_card: bool, fused: FusedRows | None = None, recorded: bool = True
+    ) -> Speed:
+        """Of a machine that computes there. ``fused``: of weights in 4 bits; ``recorded``: whether a card's
+        passes are replayed.
+        """
         if not on_card:
             return cls(rates)
-        return cls(rates, REACHED_ARITHMETIC, REACHED_BANDWIDTH, CardPass(COUNTED, fused))
+        return cls(
+            rates, REACHED_ARITHMETIC, REACHED_BANDWIDTH, CardPass(COUNTED if recorded else UNRECORDED, fused)
+        )
 
     @property
     def arithmetic(self) -> float:

@@ -207,4 +207,4 @@ def speed_of(rates: Rates, have: Room, wish: Wish, sweep: Sweep | None) -> Speed
     """
     unpacked = FusedRows({}, "streamed weights are unpacked a unit at a time")
     fused = unpacked if sweep and wish.quantization == "nf4" else wish.fused
-    return Speed.of(rates, on_card=have.on_card, fused=fused)
+    return Speed.of(rates, on_card=have.on_card, fused=fused, recorded=sweep is None)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.planner.pass_time import COUNTED
+from pipeline.planner.pass_time import COUNTED, UNRECORDED
 from tests.bench.card import pairs
 from tests.bench.card.children import on_a_card
 from tests.bench.card.tables import link_share, written_share
@@ -23,10 +23,9 @@ def counted(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """All counts, by a process of its own: a dry card is one from the first import on."""
     folder: Path = tmp_path_factory.mktemp("models")
     asked = ("decode", "labels", "offloaded")
-    return on_a_card("tests.bench.card.counting", str(folder), *asked, cards="24GiB", folder=folder)
+    return on_a_card("tests.bench.card.counting", str(folder), *asked, cards="rtx4060", folder=folder)
 
 
-@pytest.mark.xfail(reason="the pass that is counted is a replay, which launches none", raises=AssertionError)
 def test_a_layer_takes_at_most_30_launches(counted: Any) -> None:
     decode = counted["decode"]
     assert (decode["rows"], decode["layers"]) == (32, 36)
@@ -39,10 +38,6 @@ def test_a_recorded_pass_is_one_replay(counted: Any) -> None:
     assert decode["launches"] <= pairs.REPLAYED_LAUNCHES
 
 
-@pytest.mark.xfail(
-    reason="indices of a pass are sent one after the other, and the host waits for each",
-    raises=AssertionError,
-)
 def test_the_host_waits_once_a_pass(counted: Any) -> None:
     decode = counted["decode"]
     assert decode["host_waits"] <= pairs.HOST_WAITS, decode["waits_by_kind"]
@@ -63,10 +58,10 @@ def test_scores_of_a_label_batch_come_in_two_transfers(counted: Any) -> None:
 
 def test_the_plan_reckons_with_no_less_than_what_is_counted(counted: Any) -> None:
     decode = counted["decode"]
-    beside = (
-        decode["launches"] if decode["replays"] else decode["eager_launches"] - 36 * decode["layer_launches"]
-    )
-    assert decode["layer_launches"] <= COUNTED.layer_launches
-    assert beside <= COUNTED.pass_launches
+    assert decode["layer_launches"] <= COUNTED.layer_launches == UNRECORDED.layer_launches
+    assert decode["nodes"] <= COUNTED.layer_launches * decode["layers"]
+    assert decode["launches"] <= COUNTED.pass_launches
+    beside = decode["eager_launches"] - decode["layers"] * decode["layer_launches"]
+    assert beside <= UNRECORDED.pass_launches
     assert decode["host_waits"] <= COUNTED.host_waits
-    assert COUNTED.replayed <= bool(decode["replays"])
+    assert COUNTED.replayed == bool(decode["replays"])
