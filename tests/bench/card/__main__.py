@@ -29,7 +29,7 @@ def measure(parts: list[str], folder: Path) -> dict[str, Any]:
     if "counts" in parts:
         asked = ("decode", "labels", "offloaded")
         found["counts"] = on_a_card(
-            "tests.bench.card.counting", str(folder), *asked, cards="rtx4060", folder=folder
+            "tests.bench.card.counting", str(folder), *asked, cards="24GiB", folder=folder
         )
     if "predictions" in parts:
         found["predictions"] = [predicted(card, folder) for card in CARDS]
