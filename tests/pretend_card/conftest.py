@@ -109,6 +109,7 @@ def _begin(device: Any) -> None:
     configure(options_of())
     torch.cuda.init()  # so that no test depends on who has been here before
     device.set_device(0)
+    device.clear_workspaces()
     device.empty_cache()
     for index in range(len(options_of().cards)):
         device.reset_peak(index)

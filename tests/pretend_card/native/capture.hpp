@@ -27,6 +27,7 @@ struct Graph {
   uint64_t replays = 0;
   size_t own_bytes = 0;  // what the driver keeps for its nodes
   std::vector<Node> nodes;
+  ~Graph();  // gives its memory back
 };
 
 struct Saved {

@@ -95,6 +95,8 @@ void reset_graph(Graph& graph) {
   graph.nodes.clear();
 }
 
+Graph::~Graph() { reset_graph(*this); }
+
 std::string gone(const Graph& graph, const Ref& r) {
   if (r.pool && r.pool == graph.pool) return "";
   if (!r.on_card) {
