@@ -15,7 +15,7 @@ def lines(found: Mapping[str, Any]) -> Iterator[str]:
     if "counts" in found:
         yield from _counts(found["counts"], found["before"])
     if "predictions" in found:
-        yield from _predictions(found["predictions"])
+        yield from _predictions(found["predictions"], found["before"]["predictions"])
     if "nights" in found:
         yield from _nights(found["nights"])
 
@@ -57,17 +57,18 @@ def written_share(offloaded: Mapping[str, Any]) -> float:
     return float(offloaded["from_the_card_bytes"] / offloaded["to_be_written_bytes"])
 
 
-def _predictions(found: list[Mapping[str, Any]]) -> Iterator[str]:
+def _predictions(found: list[Mapping[str, Any]], before: list[Mapping[str, Any]]) -> Iterator[str]:
+    was = {one["card"]: one["predicted_share"] for one in before}
     yield "Predicted, not measured: Qwen3-4B in nf4 at the planned batch, 1,000 tokens of each row cached"
     yield (
-        f"  {'card':12} {'rows':>5} {'ms a pass':>10} {'tokens/s':>9} {'of bandwidth':>13} {'copied MiB':>11}"
-        f"  sets the pace"
+        f"  {'card':12} {'rows':>5} {'ms a pass':>10} {'tokens/s':>9} {'of bandwidth':>13} {'before':>7} "
+        f"{'copied MiB':>11}  sets the pace"
     )
     for one in found:
         yield (
             f"  {one['card']:12} {one['rows']:>5} {1000 * one['predicted_seconds']:>10.1f} "
             f"{one['predicted_tokens_per_second']:>9,.0f} {one['predicted_share']:>13.0%} "
-            f"{one['copied_bytes'] / _MIB:>11,.0f}  {one['sets_the_pace']}"
+            f"{was[one['card']]:>7.0%} {one['copied_bytes'] / _MIB:>11,.0f}  {one['sets_the_pace']}"
         )
 
 
