@@ -97,7 +97,7 @@ def decide(shape: ModelShape, hardware: Hardware, wish: Wish) -> Forecast:
     reasons = [_about(shape, need, wish, have)]
     where = settle(shape, need, have, wish, hardware.rates, reasons)
     if unpacked:
-        reasons.append(_about_unpacked(packed, shape, wish, have))
+        reasons.append(_about_unpacked(packed, shape, wish))
     rows, most_rows = _together(shape, have, wish, hardware.rates, where, reasons)
     timing = Timing.of(shape, have, hardware.rates, wish, where, rows) if rows else Timing()
     reasons += _rows_and_time(rows, timing, wish, have)
@@ -151,16 +151,11 @@ def decide(shape: ModelShape, hardware: Hardware, wish: Wish) -> Forecast:
     )
 
 
-def _about_unpacked(packed: ModelShape, shape: ModelShape, wish: Wish, have: Room) -> str:
+def _about_unpacked(packed: ModelShape, shape: ModelShape, wish: Wish) -> str:
     before, after = (each.weights_bytes(wish.quantization, wish.dtype) for each in (packed, shape))
-    otherwise = (
-        f"bitsandbytes would copy them to {wish.dtype} in every pass of so many rows"
-        if have.on_card
-        else "a processor would unpack them in every pass, and there is room"
-    )
     return (
         f"{amount(after - before)} more are taken by weights that are unpacked once, when they are loaded: "
-        f"{otherwise}"
+        f"bitsandbytes would copy them to {wish.dtype} in every pass of so many rows"
     )
 
 

@@ -1,13 +1,10 @@
-"""Which weights in 4 bits are unpacked once, when they are loaded: on a card those that decoding as many rows
-as fit would copy to 16 bits in every pass, on a processor all of them where memory is plenty.
+"""Which weights in 4 bits are unpacked once, when they are loaded: those that decoding as many rows as fit
+would copy to 16 bits in every pass.
 
 Such a pass reads a weight in 4 bits, writes it in 16 and reads that: four and a half bytes a number. Unpacked
 once, it takes two bytes to read, and two of the card's memory instead of half a one, which rows then lack.
 So both are weighed by the tokens a second that they give, by the prediction. The numbers are the same: the
 copy is what bitsandbytes multiplies with.
-
-A processor has no product in 4 bits for float32: it unpacks all weights in every pass, which is a third more
-time at 32 rows of the demo model (147 ms instead of 110, one core of an AVX512 processor).
 """
 
 from __future__ import annotations
@@ -24,19 +21,14 @@ from pipeline.system.hardware import Rates
 Shapes = tuple[tuple[int, int], ...]
 # Memory is given for no less than this: a prediction is not so sure that a percent would count.
 _WORTH = 1.05
-# Of the memory that a processor has left beside everything, no more than this part goes there.
-_SPARE_PART = 0.5
 
 
 def unpacked_weights(shape: ModelShape, have: Room, wish: Wish, rates: Rates) -> Shapes:
     """(out, in) of the weights to unpack; none where it does not pay, nothing is known of the card, or
-    a card computes with numbers of 32 bits. Of the documents it depends on the longest row alone, as the
-    plan.
+    numbers of 32 bits are computed with. Of the documents it depends on the longest row alone, as the plan.
     """
-    if not have.on_card:
-        return _in_spare_memory(shape, have, wish, rates)
     known = rates.memory_bytes_per_second is not None and rates.matmul_per_second is not None
-    if not known or wish.fused is None or dtype_bytes(wish.dtype) != 2:
+    if not known or wish.fused is None or not have.on_card or dtype_bytes(wish.dtype) != 2:
         return ()
     longest = replace(wish, loads=())
     best: Shapes = ()
@@ -47,18 +39,6 @@ def unpacked_weights(shape: ModelShape, have: Room, wish: Wish, rates: Rates) ->
         if least and pace > least:
             best, least = shapes, pace
     return best
-
-
-def _in_spare_memory(shape: ModelShape, have: Room, wish: Wish, rates: Rates) -> Shapes:
-    if wish.quantization != "nf4" or wish.dtype != "float32" or wish.must_stream:
-        return ()
-    shapes = tuple(sorted({(weight.rows, weight.columns) for weight in shape.weights if weight.shrinks}))
-    chunk = wish.chunk_tokens or have.chunk_tokens
-    packed, plain = (Need.of(each, wish, chunk, on_card=False) for each in (shape, shape.unpacked(shapes)))
-    left, more = have.device_bytes - packed.together_bytes, plain.weights_bytes - packed.weights_bytes
-    where = settle(shape.unpacked(shapes), plain, have, wish, rates, [])
-    resident = where.verdict == "resident" and where.sweep is None
-    return shapes if resident and more <= left * _SPARE_PART else ()
 
 
 def _pace(shape: ModelShape, have: Room, wish: Wish, rates: Rates) -> float:

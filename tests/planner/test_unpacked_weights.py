@@ -95,35 +95,3 @@ def test_the_plan_says_what_is_unpacked() -> None:
     resolved = {"dtype": "bfloat16", "layout": "instructions_first"}
     found = plan_of(wanted, QWEN3_4B, machine, resolved, forecast(replace(WISH, loads=())))
     assert found.unpacked == forecast().unpacked  # of the documents it depends on the longest row alone
-
-
-DEMO = ModelShape(30, 9, 3, 64, 576, 1536, 49152, 8192)
-ON_A_PROCESSOR = Wish("nf4", "float32", 2048, rows=8)
-
-
-def on_a_processor(wish: Wish = ON_A_PROCESSOR, ram: str = "16GiB") -> Forecast:
-    return decide(DEMO, described(None, ram), wish)
-
-
-def test_a_processor_with_room_unpacks_all_and_says_so() -> None:
-    found, packed = on_a_processor(), on_a_processor(ram="1.5GiB")
-    assert set(found.unpacked) == {(576, 576), (192, 576), (1536, 576), (576, 1536)}
-    assert any("unpack them in every pass, and there is room" in reason for reason in found.reasons)
-    assert packed.unpacked == ()
-    assert found.weights_bytes["device"] == DEMO.weights_bytes("none", "float32")
-    assert packed.weights_bytes["device"] == DEMO.weights_bytes("nf4", "float32")
-    assert found.ram_peak_bytes > packed.ram_peak_bytes + 300 * 2**20
-
-
-@pytest.mark.parametrize(
-    "wish",
-    [
-        replace(ON_A_PROCESSOR, quantization="none"),
-        replace(ON_A_PROCESSOR, quantization="int8"),
-        replace(ON_A_PROCESSOR, dtype="bfloat16"),
-        replace(ON_A_PROCESSOR, most_weights_in_ram=200 * 2**20),
-        replace(ON_A_PROCESSOR, must_stream=True),
-    ],
-)
-def test_other_models_of_a_processor_stay_as_they_are(wish: Wish) -> None:
-    assert on_a_processor(wish).unpacked == ()
