@@ -63,9 +63,9 @@ def beside_weights(loaded: LoadedModel) -> int:
 # Free bytes of the cards and of RAM with which a model of 40 MiB is on the devices that stand behind them.
 MACHINES = {
     "one card": ((2048 * MIB,), 4096 * MIB, {"0"}),
-    "two cards": ((560 * MIB, 545 * MIB), 4096 * MIB, {"0", "1"}),
-    "a card and RAM": ((545 * MIB,), 4096 * MIB, {"0", "cpu"}),
-    "a card, RAM and disk": ((545 * MIB,), 540 * MIB, {"0", "cpu", "disk"}),
+    "two cards": ((596 * MIB, 581 * MIB), 4096 * MIB, {"0", "1"}),
+    "a card and RAM": ((581 * MIB,), 4096 * MIB, {"0", "cpu"}),
+    "a card, RAM and disk": ((581 * MIB,), 540 * MIB, {"0", "cpu", "disk"}),
     "RAM": ((), 4096 * MIB, {"cpu"}),
     "RAM and disk": ((), 575 * MIB, {"cpu", "disk"}),
 }
