@@ -29,6 +29,8 @@ USABLE_SHARE = 0.9
 # any machine measured.
 ROWS_ON_CARD, ROWS_ON_CPU = 256, 64
 CHUNK_TOKENS_ON_CARD, CHUNK_TOKENS_ON_CPU = 4096, 1024
+# Of a card, what recorded passes (CUDA graphs) may take: of Qwen3-4B on 8 GB those of up to 56 rows.
+_RECORDING_SHARE = 0.04
 # Of the room beside weights and activations, what rows may fill: on a card all of it, which is one fixed
 # allocation; in RAM half of it, where other programs want some, too.
 _CARD_CACHE_SHARE, _RAM_CACHE_SHARE = 1.0, 0.5
@@ -179,8 +181,9 @@ class Room:
     """Bytes that may be used: where the model computes, in RAM beside that, on the disk; and how many of them
     by weights.
 
-    ``card_bytes``: of each card. ``free_ram_bytes``: of RAM beside the
-    process, all that the page cache may take as long as nothing else does.
+    ``card_bytes``: of each card, beside ``recording_bytes`` for recorded passes (models on several cards are
+    not recorded). ``free_ram_bytes``: of RAM beside the process, all that the page cache may take as long as
+    nothing else does.
     """
 
     on_card: bool
@@ -193,6 +196,7 @@ class Room:
     device_weights_bytes: int
     ram_weights_bytes: int
     free_ram_bytes: int
+    recording_bytes: int = 0
     usable_share: float = USABLE_SHARE
 
     def page_cache_bytes(self, weights: Mapping[Place, int], beside: int) -> int:
@@ -272,14 +276,21 @@ class Room:
 
 
 def rooms(
-    hardware: Hardware, process_bytes: int = PROCESS_BYTES, most_weights_in_ram: int | None = None
+    hardware: Hardware,
+    process_bytes: int = PROCESS_BYTES,
+    most_weights_in_ram: int | None = None,
+    *,
+    recorded: bool = False,
 ) -> Room:
     """Of a machine, beside the process itself. Without a card the model computes in RAM, and nothing is left
-    beside it.
+    beside it. ``recorded``: a card keeps room for recorded passes.
     """
     on_card = bool(hardware.gpu_bytes)
     ram = max(0, int(hardware.ram_bytes * USABLE_SHARE) - process_bytes - LIBRARY_BYTES)
-    cards = tuple(max(0, int(card * USABLE_SHARE) - CARD_FIXED_BYTES) for card in hardware.gpu_bytes)
+    alone = len(hardware.gpu_bytes) == 1
+    recording = int(hardware.gpu_bytes[0] * _RECORDING_SHARE) if recorded and alone else 0
+    taken = CARD_FIXED_BYTES + recording
+    cards = tuple(max(0, int(card * USABLE_SHARE) - taken) for card in hardware.gpu_bytes)
     vram = sum(cards)
     ram_weights = ram if most_weights_in_ram is None else min(ram, most_weights_in_ram)
     return Room(
@@ -293,4 +304,5 @@ def rooms(
         free_ram_bytes=max(0, hardware.ram_bytes - process_bytes - LIBRARY_BYTES),
         disk_bytes=max((disk.free_bytes for disk in hardware.disks), default=0),
         link=hardware.link,
+        recording_bytes=recording,
     )

@@ -63,6 +63,7 @@ class Forecast:
     batch_tokens: int
     transfer_bytes: int
     step: DecodeStep | None
+    recording_bytes: int
     unpacked: Shapes
     bandwidth_share: float | None
     load_seconds: float | None
@@ -85,8 +86,18 @@ class Forecast:
 
 
 def decide(shape: ModelShape, hardware: Hardware, wish: Wish) -> Forecast:
-    """Where everything goes on this machine. Never raises for what does not fit: the verdict says it."""
-    have = rooms(hardware, wish.process_bytes, wish.most_weights_in_ram)
+    """Where everything goes on this machine. Never raises for what does not fit: the verdict says it.
+
+    Passes are recorded on a card that holds everything beside; elsewhere weights and caches need its room.
+    """
+    limits = wish.process_bytes, wish.most_weights_in_ram
+    recorded = _decided(shape, hardware, wish, rooms(hardware, *limits, recorded=True))
+    if recorded.verdict == "resident" or not recorded.recording_bytes:
+        return recorded
+    return _decided(shape, hardware, wish, rooms(hardware, *limits))
+
+
+def _decided(shape: ModelShape, hardware: Hardware, wish: Wish, have: Room) -> Forecast:
     packed = shape
     unpacked = unpacked_weights(shape, have, wish, hardware.rates)
     shape = shape.unpacked(unpacked)
@@ -135,6 +146,7 @@ def decide(shape: ModelShape, hardware: Hardware, wish: Wish) -> Forecast:
         transfer_bytes=moved_bytes(shape, wish, where, rows),
         step=timing.step,
         unpacked=unpacked,
+        recording_bytes=have.recording_bytes,
         bandwidth_share=share,
         load_seconds=timing.load,
         prefill_seconds=timing.prefill,

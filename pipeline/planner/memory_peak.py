@@ -81,7 +81,7 @@ def peaks_of(
         pages = 0 if where.sweep else files.stored_bytes
         copies = near if place == "disk" else 0  # on their way to the card
         return Peaks(
-            CARD_FIXED_BYTES * have.cards + on_device,
+            CARD_FIXED_BYTES * have.cards + on_device + (have.recording_bytes if place == "device" else 0),
             in_ram + pages + copies,
             disk,
             pages,

@@ -116,6 +116,7 @@ def plan_of(
         kv_bytes_per_token=shape.kv_bytes_per_token(dtype),
         threads=config.engine.threads or hardware.cores,
         lossy_last_resort=config.kv_cache.lossy_last_resort,
+        recording_bytes=forecast.recording_bytes if on_card else None,
         unpacked=forecast.unpacked,
         streaming=Streaming(
             sweep.weights["device"], sweep.weights["ram"], sweep.grain, sweep.micro_batch_rows

@@ -22,8 +22,13 @@ from pipeline.engine.packed.kernels import join
 from pipeline.engine.packed.page_pool import KvPool
 from pipeline.engine.packed.pass_layout import PassLayout
 from pipeline.engine.packed.sequence import HeldBeginning
+from pipeline.planner.pass_time import COUNTED
 
 _STEP = 8
+# Of one launch in a recording, as a driver keeps it: assumed, as no card was asked.
+_LAUNCH_BYTES = 12 * 2**10
+# Of a number of the logits: in 16 bits and in float32 while a pass runs, and where they are kept.
+_LOGITS_BYTES = 10
 
 
 def padded(rows: int) -> int:
@@ -36,14 +41,37 @@ def recorded_sizes(most: int) -> list[int]:
     return sorted({padded(rows) for rows in range(1, most + 1)}, reverse=True)
 
 
+def recordable_rows(most: int, launches: int, vocabulary: int, room_bytes: int | None) -> int:
+    """The most rows, up to ``most``, whose recordings of so many ``launches`` a pass fit into
+    ``room_bytes`` (None: all do); 0 where none do.
+    """
+    for rows in recorded_sizes(most):
+        recordings = 2 * len(recorded_sizes(rows))  # with a shared beginning and without
+        taken = recordings * launches * _LAUNCH_BYTES + rows * vocabulary * _LOGITS_BYTES
+        if room_bytes is None or taken <= room_bytes:
+            return rows
+    return 0
+
+
 class DecodePasses:
     """Of the rows of one engine. ``longest`` is the most that a row sees of its own run, in tokens.
+    Recordings may take ``room_bytes`` of the card; passes of more rows than fit run launch by launch.
 
     For models that attend by flash attention over rows of different lengths (``ways.BY_VARLEN``).
     """
 
-    def __init__(self, model: Any, context: PassContext, pool: KvPool, rows: int, longest: int) -> None:
+    def __init__(
+        self,
+        model: Any,
+        context: PassContext,
+        pool: KvPool,
+        rows: int,
+        longest: int,
+        room_bytes: int | None = None,
+    ) -> None:
         self._model, self._context, self._pool = model, context, pool
+        self._most, self._room_bytes = rows, room_bytes
+        self.recorded_rows = 0
         self._buffer = InputBuffer(padded(rows), pool)
         self._longest = longest
         self._graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
@@ -114,20 +142,26 @@ class DecodePasses:
     def forget(self) -> None:
         """Give the memory of all recordings back."""
         self._graphs.clear()
-        self._logits = None
+        self._logits, self.recorded_rows = None, 0
         self.nbytes = 0
 
     def _record(self) -> None:
         self._generation = self._pool.generation
-        self._logits = torch.empty(self._buffer.rows, self._vocabulary, device=self._pool.device)
+        layers = int(self._model.config.get_text_config().num_hidden_layers)
+        launches = COUNTED.layer_launches * layers + COUNTED.pass_launches
+        most = recordable_rows(self._most, launches, self._vocabulary, self._room_bytes)
+        if not most:
+            return
+        self._logits = torch.empty(most, self._vocabulary, device=self._pool.device)
         memory = torch.cuda.graph_pool_handle()
-        for rows in recorded_sizes(self._buffer.rows):
+        for rows in recorded_sizes(most):
             self._buffer.fill((), rows, None)  # nothing runs meanwhile, but who looks at inputs finds some
             for shared in (True, False):
                 graph = torch.cuda.CUDAGraph()
                 with torch.cuda.graph(graph, pool=memory):
                     self._logits[:rows].copy_(self._pass(rows, shared=shared))
                 self._graphs[rows, shared] = graph
+        self.recorded_rows = most
 
     def _graph(self, rows: int, shared: HeldBeginning | None) -> torch.cuda.CUDAGraph | None:
         if self._generation != self._pool.generation:  # they write to memory that is no more

@@ -78,7 +78,8 @@ class PackedEngine:
 
     def record_decoding(self) -> str:
         """Record the passes in which rows decode, before there are any; what came of it, for the report."""
-        return self._runner.record_decoding(self._plan.max_batch_rows, self._plan.context_tokens)
+        plan = self._plan
+        return self._runner.record_decoding(plan.max_batch_rows, plan.context_tokens, plan.recording_bytes)
 
     @property
     def attention(self) -> str:

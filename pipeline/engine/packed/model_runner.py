@@ -38,20 +38,24 @@ class PackedModelRunner:
         self.decoding: DecodePasses | None = None
         """What runs passes in which every row decodes, where that is not done as others are."""
 
-    def record_decoding(self, rows: int, longest: int) -> str:
+    def record_decoding(self, rows: int, longest: int, room_bytes: int | None = None) -> str:
         """Decode up to ``rows`` rows, each seeing up to ``longest`` tokens of its own, by recorded passes
-        from now on where that can be; what came of it, for the report.
+        from now on where that can be, and as far as ``room_bytes`` of the card go; what came of it, for the
+        report.
         """
         reason = None if self.way is BY_VARLEN else f"that is for {BY_VARLEN.name}"
         if reason is None:
-            passes = DecodePasses(self._model, self._context, self.pool, rows, longest)
+            passes = DecodePasses(self._model, self._context, self.pool, rows, longest, room_bytes)
             try:
                 passes.try_out()
                 self.decoding = passes
                 passes.record()
+                rows = min(rows, passes.recorded_rows)
             except Exception as error:  # noqa: BLE001  # families and drivers are many; it goes without, too
                 reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
                 free_memory()
+        if reason is None and not rows:
+            reason = "the plan has too little room for it"
         return (
             f"decoding is recorded for up to {rows} rows"
             if reason is None
