@@ -29,8 +29,8 @@ USABLE_SHARE = 0.9
 # any machine measured.
 ROWS_ON_CARD, ROWS_ON_CPU = 256, 64
 CHUNK_TOKENS_ON_CARD, CHUNK_TOKENS_ON_CPU = 4096, 1024
-# Of a card, what recorded passes (CUDA graphs) may take: of Qwen3-4B on 8 GB those of up to 56 rows.
-_RECORDING_SHARE = 0.04
+# Of a card, what recorded passes (CUDA graphs) may take: of Qwen3-4B on 8 GB those of up to 48 rows.
+_RECORDING_SHARE, _MOST_RECORDING_BYTES = 0.04, 512 * 2**20
 # Of the room beside weights and activations, what rows may fill: on a card all of it, which is one fixed
 # allocation; in RAM half of it, where other programs want some, too.
 _CARD_CACHE_SHARE, _RAM_CACHE_SHARE = 1.0, 0.5
@@ -288,7 +288,9 @@ def rooms(
     on_card = bool(hardware.gpu_bytes)
     ram = max(0, int(hardware.ram_bytes * USABLE_SHARE) - process_bytes - LIBRARY_BYTES)
     alone = len(hardware.gpu_bytes) == 1
-    recording = int(hardware.gpu_bytes[0] * _RECORDING_SHARE) if recorded and alone else 0
+    recording = (
+        min(_MOST_RECORDING_BYTES, int(hardware.gpu_bytes[0] * _RECORDING_SHARE)) if recorded and alone else 0
+    )
     taken = CARD_FIXED_BYTES + recording
     cards = tuple(max(0, int(card * USABLE_SHARE) - taken) for card in hardware.gpu_bytes)
     vram = sum(cards)

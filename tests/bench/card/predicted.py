@@ -39,7 +39,8 @@ def predicted(
         assert speed.card is not None
         speed = replace(speed, card=replace(speed.card, dispatch=dispatch))
     rows = forecast.rows
-    step = decode_step(shape, speed, quantization="nf4", dtype=dtype, rows=rows, tokens=DOCUMENT_TOKENS)
+    loaded = shape.unpacked(forecast.unpacked)
+    step = decode_step(loaded, speed, quantization="nf4", dtype=dtype, rows=rows, tokens=DOCUMENT_TOKENS)
     useful = useful_bytes(shape, "nf4", dtype, rows, DOCUMENT_TOKENS)
     return {
         "card": machine.gpu_names[0],
@@ -47,7 +48,7 @@ def predicted(
         "placement": plan.placement,
         "rows": rows,
         "fused_rows": {f"{out}x{inner}": most for (out, inner), most in fused.rows.items()},
-        "copied_bytes": fused.copied_bytes(shape, dtype, rows),
+        "copied_bytes": fused.copied_bytes(loaded, dtype, rows),
         "useful_bytes": useful,
         "predicted_seconds": step.seconds,
         "predicted_tokens_per_second": rows / step.seconds,
