@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from pipeline.engine.out_of_memory import is_out_of_memory
 from pipeline.engine.packed.attend_by_efficient import ByEfficient
 from pipeline.engine.packed.attend_by_varlen import ByVarlen
 from pipeline.engine.packed.attend_by_views import ByViews
@@ -84,7 +85,9 @@ def _runs(way: Way, model: Any, device: torch.device) -> bool:
         attending = way.make(layout, pool, numbers)
         attending.arrived(numbers.send(device))
         attending.attend(0, query, key, value, 1.0)
-    except (NotImplementedError, RuntimeError):
+    except (NotImplementedError, RuntimeError) as error:
+        if is_out_of_memory(error):  # which says nothing about the kernel
+            raise
         return False
     return True
 
