@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pipeline.config import Config, parse_config
 from pipeline.engine.hf_backend import TransformersBackend
@@ -87,6 +89,8 @@ def test_they_are_the_same(
     backend, plan = planned(configured(folder), machine(sizes, ram))
     assert plan.weights is not None
     assert set(plan.weights.bytes_by_device) == places
+    gc.collect()
+    torch.cuda.empty_cache()  # a kept block is given away whole where less than 1 MiB of it would be left
     before = [card.memory(index)["allocated"] for index in range(len(sizes))]
     loaded = backend.load(replace(plan, threads=None), tmp_path / "offload", lambda _: None)
     assert loaded.facts["bytes_by_device"] == plan.weights.bytes_by_device
@@ -95,7 +99,7 @@ def test_they_are_the_same(
         assert found[f"cuda:{index}"] == plan.weights.bytes_by_device[str(index)]
         rounded = 512 * sum(1 for _ in loaded.model.parameters())  # an allocation is a multiple of it
         allocated = card.memory(index)["allocated"] - before[index]
-        assert 0 <= allocated - found[f"cuda:{index}"] <= rounded + beside_weights(loaded)
+        assert 0 <= allocated - found[f"cuda:{index}"] <= rounded + beside_weights(loaded) + MIB
     whole = sum(plan.weights.bytes_by_device.values())
     assert whole == loaded.facts["weights_bytes"] - beside_weights(loaded)
 
