@@ -34,6 +34,8 @@ _RECORDING_SHARE, _MOST_RECORDING_BYTES = 0.04, 512 * 2**20
 # Of the room beside weights and activations, what rows may fill: on a card all of it, which is one fixed
 # allocation; in RAM half of it, where other programs want some, too.
 _CARD_CACHE_SHARE, _RAM_CACHE_SHARE = 1.0, 0.5
+# Of RAM and disk beside weights, what caches that are kept there may fill.
+FAR_CACHE_SHARE = 0.5
 # A prompt that is not even as long as this is of no use.
 SHORTEST_TOKENS = 512
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pipeline.planner.budget import SHORTEST_TOKENS, Need, Place, Room, Wish
+from pipeline.planner.budget import FAR_CACHE_SHARE, SHORTEST_TOKENS, Need, Place, Room, Wish
 from pipeline.planner.memory import page_bytes
 from pipeline.planner.model.shape import ModelShape
 from pipeline.planner.weight_split import Split, far_split, near_split, room_beside
@@ -21,8 +21,6 @@ from pipeline.system.hardware import Rates
 from pipeline.system.units import amount
 
 Verdict = Literal["resident", "cache offloaded", "split", "does not fit"]
-# Of RAM and disk beside weights, what caches that are kept there may fill.
-_FAR_CACHE_SHARE = 0.5
 # How many times faster streaming must be than weights that stay, to be taken where they could.
 _MUCH = 1.5
 
@@ -116,7 +114,7 @@ def settle(shape: ModelShape, need: Need, have: Room, wish: Wish, rates: Rates, 
         verdict,
         weights,
         cache_place,
-        max(0, int(left * (have.cache_share if cache_place == "device" else _FAR_CACHE_SHARE))),
+        max(0, int(left * (have.cache_share if cache_place == "device" else FAR_CACHE_SHARE))),
         max(0, int(beside * have.cache_share)),
         sweep,
         split,

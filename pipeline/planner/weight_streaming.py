@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from pipeline.planner.budget import SHORTEST_TOKENS, Need, Place, Room, Wish
+from pipeline.planner.budget import FAR_CACHE_SHARE, SHORTEST_TOKENS, Need, Place, Room, Wish
 from pipeline.planner.fused_products import FusedRows
 from pipeline.planner.memory import streamed_pass_bytes
 from pipeline.planner.model.layers import dtype_bytes
@@ -23,8 +23,6 @@ from pipeline.system.hardware import Rates
 # The most rows in one sweep: beyond these none gained a tenth on any machine that was looked at.
 _MOST_ROWS = 512
 _LARGEST_MICRO_BATCH, _USUAL_MICRO_BATCH = 256, 32
-# Of RAM, what caches that are kept there may fill.
-_FAR_CACHE_SHARE = 0.5
 _HEAD_PIECE_BYTES = 8 * 2**20
 # A larger batch, or smaller units, are taken for more speed than this: caches, latency and switching are not
 # free.
@@ -125,7 +123,7 @@ def _with_rows(
         shape.kv_bytes(min(wish.context_tokens, SHORTEST_TOKENS), wish.kept_dtype) if cache == "device" else 0
     )
     caches = int(max(rows * on_device, least) / have.cache_share)
-    far = int(rows * need.row_bytes / _FAR_CACHE_SHARE) if cache == "ram" else 0
+    far = int(rows * need.row_bytes / FAR_CACHE_SHARE) if cache == "ram" else 0
     if far > have.ram_bytes or (cache == "disk" and rows * need.far_bytes > have.disk_bytes):
         return None
     # A pass holds a chunk of prompts, or a token of each row.

@@ -21,7 +21,7 @@ from pipeline.engine.select import select_engine, static_engine
 from pipeline.engine.streaming.load import open_streamed
 from pipeline.records import Decode, Generation, KvPlacement, Plan, Request, Score, Streaming
 from tests.engine.small_models import save_llama
-from tests.engine.streaming.opened import configured
+from tests.engine.streaming.opened import answers, configured
 from tests.equivalence.equality import Reference, assert_equal_texts, reference_scores, reference_text
 from tests.equivalence.families import prompts
 from tests.equivalence.test_reuse import shelf_in
@@ -113,16 +113,6 @@ def requests_of(first: int = 0) -> list[Request]:
         for number, (ids, document) in enumerate(zip(asked(), DOCUMENTS, strict=True))
         for kind, ask in enumerate(asks)
     ]
-
-
-def answers(engine: Engine, requests: Sequence[Request]) -> list[Generation]:
-    """All of them, none an error, in the order of their numbers."""
-    engine.admit(requests)
-    done: list[Generation] = []
-    while not engine.idle:
-        done += engine.step()
-    assert [generation.error for generation in done] == [None] * len(requests)
-    return sorted(done, key=lambda generation: generation.request_id)
 
 
 def hold(done: Sequence[Generation], folder: Path, case: Case) -> int:

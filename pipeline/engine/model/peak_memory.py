@@ -69,8 +69,8 @@ def large_blocks_given_back() -> Iterator[None]:
     try:
         yield
     finally:
-        _mallopt(_MMAP_THRESHOLD, _USUAL_BYTES)
-        _mallopt(_TRIM_THRESHOLD, 2 * _USUAL_BYTES)
+        _call("mallopt", _MMAP_THRESHOLD, _USUAL_BYTES)
+        _call("mallopt", _TRIM_THRESHOLD, 2 * _USUAL_BYTES)
         _call("malloc_trim", 0)
 
 
@@ -78,11 +78,7 @@ def give_large_blocks_back() -> None:
     """Let the system have freed blocks of 1 MiB and more back at once. glibc keeps them in its heap, in
     pieces, once a few were freed.
     """
-    _mallopt(_MMAP_THRESHOLD, _LOADING_BYTES)
-
-
-def _mallopt(parameter: int, value: int) -> None:
-    _call("mallopt", parameter, value)
+    _call("mallopt", _MMAP_THRESHOLD, _LOADING_BYTES)
 
 
 def _call(name: str, *values: int) -> None:
