@@ -287,11 +287,22 @@ def select_rows(cache: AnyCache, rows: Sequence[int], reserve_columns: int = 0) 
     for layer in selected.layers:
         if isinstance(layer, GrowingLayer | PinnedLayer):
             layer.reserve(reserve_columns)
-        # Layers of a family that shares keys and values may never have been filled.
-        if getattr(layer, "is_initialized", True) and not isinstance(layer, DummyLayer):
-            layer.reorder_cache(index)  # type: ignore[arg-type]  # declared as the legacy class LongTensor
+        _reorder(layer, index)
     linked(selected.layers)
     return selected
+
+
+def keep_rows(cache: AnyCache, rows: Sequence[int]) -> None:
+    """Let go of all but ``rows`` of ``cache``, in that order; only one layer exists twice at a time."""
+    index = torch.tensor(list(rows), dtype=torch.long)
+    for layer in cache.layers:
+        _reorder(layer, index)
+
+
+def _reorder(layer: Any, index: torch.Tensor) -> None:
+    # Layers of a family that shares keys and values may never have been filled.
+    if getattr(layer, "is_initialized", True) and not isinstance(layer, DummyLayer):
+        layer.reorder_cache(index)
 
 
 def _unshared(layer: Any) -> Any:

@@ -4,8 +4,9 @@ every failure.
 Out of memory: the batch is halved, and the limit remembered for batches of that length; a request that does
 not fit alone goes down a ladder: smaller passes, the cache offloaded, on disk, and where the plan allows
 answers to change for it quantized; then it comes back as ``out_of_memory``. Requests as long start on the
-rung that held. Any other exception: the rows of the batch are tried alone, and the one that raises again
-comes back as ``model_error``. Nothing is lost and nothing comes back empty.
+rung that held, and beside a card those that are longer than all that the plan has for keys and values there
+on one that keeps them elsewhere. Any other exception: the rows of the batch are tried alone, and the one that
+raises again comes back as ``model_error``. Nothing is lost and nothing comes back empty.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ _FURTHER: Mapping[str, tuple[KvPlacement, ...]] = {
     "offloaded": ("disk",),
 }
 _WHERE: Mapping[KvPlacement, str] = {"offloaded": "offloaded", "disk": "on disk", "quantized": "quantized"}
+_ON_THE_CARD: tuple[KvPlacement, ...] = ("device", "quantized")
 _AS_PLANNED = "as planned"
 _SMALLEST_CHUNK_TOKENS = 16
 _Error = tuple[str, str]
@@ -78,9 +80,19 @@ class StaticEngine:
             plan.lossy_last_resort and plan.placement != "quantized" and is_quantizable(self._forward)
         )
         self._ladder = Ladder(list(_ever_smaller(self._settings, may_quantize)))
+        if self._forward.device.type == "cuda" and plan.placement in _ON_THE_CARD:
+            self._start_lower_beyond(plan.batch_tokens)
         self.stages: StagedPrefill | None = None
         """How documents come from the store and go there; None: they are always read."""
         self.listener: Listener | None = None
+
+    def _start_lower_beyond(self, tokens: int) -> None:
+        """Rows of more than so many ``tokens`` do not have their keys and values on the card: the plan has
+        given the rest of it away.
+        """
+        for rung in self._ladder.rungs:
+            if rung.way.placement == self._settings.placement:
+                self._ladder.failed(rung, tokens + 1)
 
     def admit(self, requests: Sequence[Request]) -> None:
         """Queue ``requests``; those that cannot be asked as they are come back as errors with the next

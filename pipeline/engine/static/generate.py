@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from pipeline.engine.batching import chunk_columns, prefill_groups
-from pipeline.engine.kv.cache import AnyCache, can_join, join_rows, make_cache, select_rows
+from pipeline.engine.kv.cache import AnyCache, can_join, join_rows, keep_rows, make_cache, select_rows
 from pipeline.engine.model.forward import Forward, left_padded
 from pipeline.engine.sampling.choice import choose
 from pipeline.engine.sampling.repetition import RepetitionDetector
@@ -126,6 +126,14 @@ def selected(rows: Rows, indices: Sequence[int], reserve_columns: int = 0) -> Ro
     return Rows(cache, rows.mask[index], rows.positions[index], rows.logits[index.to(rows.logits.device)])
 
 
+def kept(rows: Rows, indices: Sequence[int]) -> Rows:
+    """``indices`` of ``rows``, whose cache is used up: a layer at a time, as all of it may fill its room."""
+    keep_rows(rows.cache, indices)
+    index = torch.tensor(list(indices), dtype=torch.long, device=rows.mask.device)
+    logits = rows.logits[index.to(rows.logits.device)]
+    return Rows(rows.cache, rows.mask[index], rows.positions[index], logits)
+
+
 def generate(
     forward: Forward,
     prompts: Sequence[Sequence[int]],
@@ -151,7 +159,7 @@ def decode(
         if not going:
             return [output.reply for output in outputs]
         if 4 * (len(live) - len(going)) >= len(live):
-            rows = selected(rows, going)
+            rows = kept(rows, going)
             live, tokens = [live[row] for row in going], [tokens[row] for row in going]
         rows = _advance(forward, rows, [pad_id if token is None else token for token in tokens])
 
