@@ -34,6 +34,8 @@ _Tensors = list[torch.Tensor]
 _Arrival = tuple[Buffer | None, _Tensors, Any]
 _NOTHING: _Arrival = (None, [], None)
 
+_ALIGNED = 64  # where a matrix begins, as kernels read whole lines
+
 
 class WeightPrefetcher:
     """See the module. Made with everything that stays in its place. ``dequantized`` counts how often each
@@ -47,7 +49,6 @@ class WeightPrefetcher:
         self._model, self._prepared = meta_model.model, prepared
         self._units = list(tiers.units)
         self.files = BlockFiles(prepared.folder)
-        self._plain: dict[tuple[torch.Size, torch.dtype, int], torch.Tensor] = {}
         self._kept: dict[int, _Tensors] = {}
         self._pending: dict[int, Future[_Arrival]] = {}
         self._empty: list[tuple[Any, str, Any]] = []
@@ -66,6 +67,7 @@ class WeightPrefetcher:
         self._pool = BufferPool(from_disk, pinned=self._card is not None)
         weakref.finalize(self, self._reader.shutdown, wait=False)
         with torch.inference_mode(mode=False), torch.no_grad():
+            self._plain = torch.empty(_plain_room(self._units), dtype=torch.uint8, device=device)
             self._place_small(meta_model)
             for index, tier in enumerate(tiers.tiers):
                 if tier != "disk":
@@ -280,8 +282,7 @@ class WeightPrefetcher:
     # ── into the modules ────────────────────────────────────────────────────────────────────────────────────
 
     def _bind(self, unit: Unit, tensors: dict[str, torch.Tensor]) -> None:
-        places: Counter[tuple[torch.Size, torch.dtype]] = Counter()
-        plain = False
+        used = 0  # of the memory for plain numbers
         for name, tensor in tensors.items():
             path, _, last = name.rpartition(".")
             module = self._owner(path)
@@ -289,17 +290,15 @@ class WeightPrefetcher:
             if module is None or last not in {**module._parameters, **module._buffers}:  # noqa: SLF001
                 continue
             if f"{name}.absmax" in tensors:
-                shape, dtype = module._parameters[last].shape, module._parameters[last].dtype  # noqa: SLF001
-                out = self._plain_storage(shape, dtype, places[shape, dtype])
-                places[shape, dtype] += 1
+                out = self._plain_storage(used, module._parameters[last])  # noqa: SLF001
+                used += _aligned(out.nbytes)
                 dequantize(tensor, self._statistics(unit, tensors, name), out)
                 self._set(module, last, out)
-                plain = True
             elif f"{name}.SCB" in tensors:
                 self._set(module, last, _int8(tensor, tensors[f"{name}.SCB"]))
             else:
                 self._set(module, last, tensor)
-        if plain:
+        if used:
             self.dequantized[unit.module] += 1
 
     def _statistics(self, unit: Unit, tensors: dict[str, torch.Tensor], name: str) -> Any:
@@ -331,11 +330,18 @@ class WeightPrefetcher:
         self._empty.append((module, name, module._parameters[name]))  # noqa: SLF001
         module._parameters[name] = tensor  # noqa: SLF001
 
-    def _plain_storage(self, shape: torch.Size, dtype: torch.dtype, number: int) -> torch.Tensor:
-        key = (shape, dtype, number)
-        if key not in self._plain:
-            self._plain[key] = torch.empty(shape, dtype=dtype, device=self.device)
-        return self._plain[key]
+    def _plain_storage(self, begin: int, like: torch.Tensor) -> torch.Tensor:
+        """Room for the numbers of ``like``, from byte ``begin`` on of what all units use in turn."""
+        return self._plain[begin:][: like.nbytes].view(like.dtype).view(like.shape)
+
+
+def _plain_room(units: Sequence[Unit]) -> int:
+    """Bytes for the plain numbers of any of ``units``, whatever its shapes."""
+    return max((unit.plain_bytes + _ALIGNED * len(unit.blocks) for unit in units), default=0)
+
+
+def _aligned(bytes_: int) -> int:
+    return bytes_ + -bytes_ % _ALIGNED
 
 
 def _int8(weight: torch.Tensor, scales: torch.Tensor) -> Any:
