@@ -19,7 +19,7 @@ from pipeline.engine.reuse.fingerprint import CacheAccess, fingerprint_of
 from pipeline.engine.reuse.store_session import StoreSession
 from pipeline.engine.select import select_engine, static_engine
 from pipeline.engine.streaming.load import open_streamed
-from pipeline.records import Decode, Generation, KvPlacement, Plan, Request, Score, Streaming
+from pipeline.records import Decode, Generation, Grain, KvPlacement, Plan, Request, Score, Streaming
 from tests.engine.small_models import save_llama
 from tests.engine.streaming.opened import answers, configured
 from tests.equivalence.equality import Reference, assert_equal_texts, reference_scores, reference_text
@@ -87,12 +87,12 @@ def loaded_on(folder: Path, quantization: str, dtype: str, **changes: Any) -> Lo
     return load_model(config, dtype, folder.parent / "offload")
 
 
-def streamed_on(folder: Path, case: Case) -> LoadedModel:
+def streamed_on(folder: Path, case: Case, grain: Grain = "layer") -> LoadedModel:
     """Every layer fetched for every pass, half of them from RAM, half from the disk."""
     config = configured(folder, case.quantization, dtype=case.dtype)
     location = locate(config.model)
     identity = weights_identity(config.model, location)
-    streaming = Streaming(0, 100_000, "layer", 32)
+    streaming = Streaming(0, 100_000, grain, 32)
     return open_streamed(config, location, case.dtype, identity, lambda _: None, "for a test", streaming)
 
 

@@ -167,6 +167,24 @@ def test_recordings_go_when_memory_runs_out(model: Any, card: Any, monkeypatch: 
     assert recorded._graphs == {}
 
 
+def test_they_are_recorded_again_once_a_static_batch_had_the_memory(model: Any, card: Any) -> None:
+    plan = replace(PLAN, context_tokens=1024, batch_tokens=512)
+    engine = engine_of(model, plan)
+    engine.record_decoding()
+    longer = Request(0, prompts((600,), seed=6)[0], Decode(2))
+    engine.admit([longer])
+    assert [one.error for one in finished(engine)] == [None]
+    assert engine._pool.nbytes == 0
+    before = card.counts().get("graph replays", 0)
+    engine.admit(requests(prefix=False))
+    again = [one.token_ids for one in finished(engine)]
+    assert card.counts()["graph replays"] > before
+    untouched = engine_of(model, plan)
+    untouched.record_decoding()
+    untouched.admit(requests(prefix=False))
+    assert again == [one.token_ids for one in finished(untouched)]
+
+
 def test_what_cannot_be_recorded_is_told(cards: Cards) -> None:
     cards("t4")
     half = tiny_model("qwen3", torch.float16).to("cuda")

@@ -25,6 +25,7 @@ from typing import Any, Protocol
 import torch
 from transformers import AttentionInterface
 
+from pipeline.engine.packed.page_pool import Forms
 from pipeline.engine.packed.pass_layout import PassLayout
 
 IMPLEMENTATION = "overnight_packed"
@@ -63,6 +64,8 @@ class PassContext:
 
     def __init__(self) -> None:
         self.current: Pass | None = None
+        self.forms: Forms = {}
+        """What each layer keeps of a token, once a pass has shown it."""
 
     @contextmanager
     def running(self, current: Pass) -> Iterator[None]:

@@ -116,6 +116,7 @@ class DecodePasses:
         """
         rows = recorded_sizes(self._buffer.rows)[0]
         with torch.inference_mode(), attention_as(self._model, IMPLEMENTATION):
+            self._pool.allocate(self._context.forms)
             self._buffer.fill((), rows, None)
             for shared in (False, True):
                 self._vocabulary = self._pass(rows, shared=shared).shape[-1]
@@ -164,8 +165,9 @@ class DecodePasses:
         self.recorded_rows = most
 
     def _graph(self, rows: int, shared: HeldBeginning | None) -> torch.cuda.CUDAGraph | None:
-        if self._generation != self._pool.generation:  # they write to memory that is no more
+        if self._graphs and self._generation != self._pool.generation:  # they write to memory that is no more
             self.forget()
+            self.record()
         return self._graphs.get((rows, shared is not None))
 
     def _pass(self, rows: int, *, shared: bool) -> torch.Tensor:

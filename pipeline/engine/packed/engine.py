@@ -112,7 +112,7 @@ class PackedEngine:
 
     def step(self) -> Sequence[Generation]:
         """One packed pass, or one batch of the static engine when that has something to do."""
-        if not self._static.idle:
+        if not self._static.idle and self._makes_way():
             attend_by(self._model, self._plain_attention)
             self._static.listener = self.listener
             return self._static.step()
@@ -127,6 +127,19 @@ class PackedEngine:
         if failure is not None:
             self._give_up(failure, {generation.request_id for generation in finished})
         return finished
+
+    def _makes_way(self) -> bool:
+        """Whether a static batch may run now. On a card its keys and values need the memory of the pool, so
+        it comes when nothing is left for packed passes, and the pool is given back for it. A processor's pool
+        has the memory that was written to, and may stay.
+        """
+        if self._pool.device.type == "cpu":
+            return True
+        if self._scheduler.idle and self._pool.nbytes:
+            self._scheduler.start_over()
+            self._pool.release()
+            free_memory()
+        return self._scheduler.idle
 
     def _run(self, finished: list[Generation]) -> None:
         """Schedule, carry out, take in; answers that are complete go to ``finished`` one by one."""

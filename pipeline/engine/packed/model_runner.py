@@ -88,8 +88,10 @@ class PackedModelRunner:
         return self._pass(feeds)
 
     def _pass(self, feeds: Sequence[Feed]) -> torch.Tensor:
+        self.pool.allocate(self._context.forms)
         layout = laid_out(feeds, self.way.order)
         logits = self._call(layout)
+        self._context.forms = self.pool.forms
         self._advance(feeds)
         return logits
 

@@ -128,6 +128,11 @@ class Scheduler:
             self.cached.release(sequence.seen)
         sequence.run, sequence.seen, sequence.pages = None, None, 0
 
+    def start_over(self) -> None:
+        """Nothing is in the model, and what is in the pool is lost: the beginnings that are kept, too."""
+        assert not self._running, "pages of a pool that is given up are still in use"
+        self._share_out()
+
     def give_up(self) -> tuple[int, ...]:
         """A pass failed: what must be forgotten, so that the rest can go on. Everything in the model, or,
         where that is empty, the one whose turn it was. All pages are free, whatever state it left them in.
