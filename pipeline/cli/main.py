@@ -58,7 +58,7 @@ def run(
     """Start the night, or go on with it: do what the run directory does not hold yet."""
     from pipeline.cli.progress import display
     from pipeline.config import load_config
-    from pipeline.results.export import check_output
+    from pipeline.results.export.places import check_output
     from pipeline.run.runner import run as run_night
     from pipeline.sources import source_files
     from pipeline.system.stop_signal import StopSignal

@@ -27,7 +27,7 @@ from pipeline.quality.selection import (
     uncertain_and_random,
 )
 from pipeline.records import Document
-from pipeline.results.export import check_output
+from pipeline.results.export.places import check_output
 from pipeline.results.gold import gold_ids, written_labels
 from pipeline.results.label_view import is_multi, labels_of, latest_view, shown_to_the_model, view_of
 from pipeline.results.source_texts import documents_again, last_config

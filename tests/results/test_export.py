@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from pipeline.errors import StoppedEarly, UsageError
 from pipeline.records import Outcome
-from pipeline.results.export import check_output, export
+from pipeline.results.export import export
+from pipeline.results.export.places import check_output
 from pipeline.stores.ledger.ledger import Ledger
 from tests.stores.ledger.ledgers import begun, document, documents, done, failed, job, read
 

@@ -1,0 +1,104 @@
+"""The columns of an export, and their cells in one row: the id, and what each task has to say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from pipeline.errors import UsageError
+from pipeline.results.export.formats import Row
+from pipeline.stores.ledger.queries import ExportRow, TaskResult, TaskRow
+from pipeline.tasks.answers import ColumnType, View
+from pipeline.tasks.registry import answers_of, columns_of
+
+_NOT_COVERED = "view 0: none (what the view is computed from was not kept)"
+
+
+def table_columns(tasks: Sequence[TaskRow], views: Mapping[str, View]) -> dict[str, ColumnType]:
+    """What each column holds, by its name, in their order. Raises UsageError where two have one name."""
+    columns: dict[str, ColumnType] = {"id": "text"}
+    for task in tasks:
+        for name, kind in task_columns(task, viewed=task.job.name in views).items():
+            if name in columns:
+                raise UsageError(
+                    f"two tasks of this run would both fill the column {name!r}; rename one of them"
+                )
+            columns[name] = kind
+    return columns
+
+
+def task_columns(task: TaskRow, *, viewed: bool) -> dict[str, ColumnType]:
+    """Those of one task: fixed by the task, so that a file of nulls has the same types as a full one."""
+    name = task.job.name
+    further = {name + column.ending: column.type for column in columns_of(task.job.kind)}
+    return {
+        name: answers_of(task.job.kind).answer_type(task),
+        f"{name}_status": "text",
+        f"{name}_error": "text",
+        f"{name}_finish_reason": "text",
+        **further,
+        **({f"{name}_calibration": "text"} if viewed else {}),
+    }
+
+
+def record(row: ExportRow, tasks: Sequence[TaskRow], views: Mapping[str, View]) -> Row:
+    """The cells of one input, by the names of their columns."""
+    cells: Row = {"id": _text(row.input.id)}
+    for task in tasks:
+        view = views.get(task.job.name)
+        found = _cells(row.results[task.job.name], task, view)
+        cells.update(zip(task_columns(task, viewed=view is not None), found, strict=True))
+    return cells
+
+
+def _cells(result: TaskResult, task: TaskRow, view: View | None) -> list[Any]:
+    answers = answers_of(task.job.kind)
+    cells = [answers.answer(result), result.state, result.error, result.finish_reason]
+    shown = [_plain(cell) for cell in [*cells, *answers.cells(result)]]
+    if view is not None:
+        shown.append(_seen_through(view, result))
+    return shown
+
+
+def _seen_through(view: View, result: TaskResult) -> str | None:
+    if result.state != "done":
+        return None
+    return view.short() if view.covers(result) else _NOT_COVERED
+
+
+def _plain(value: Any) -> Any:
+    """``value`` as every format can hold it."""
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {_text(name): _plain(item) for name, item in value.items()}
+    if isinstance(value, bool | int):
+        return value
+    return _number(value) if isinstance(value, float) else _text(value)
+
+
+def _text(value: Any) -> str | None:
+    """Text that UTF-8 can hold: lone surrogates become U+FFFD."""
+    return (
+        None
+        if value is None
+        else str(value).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    )
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+class Counted:
+    """Rows, and after they have been gone through, how many they were."""
+
+    def __init__(self, rows: Iterable[Row]) -> None:
+        self._rows = rows
+        self.count = 0
+
+    def __iter__(self) -> Iterator[Row]:
+        for row in self._rows:
+            self.count += 1
+            yield row
