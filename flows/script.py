@@ -18,12 +18,14 @@ from flows.connection import require_server
 from flows.night import Ending
 from flows.server import start_temporary_server
 from pipeline.errors import EXIT_FAULT, OvernightError
+from pipeline.system.standard_streams import forgive
 
 
 def main(flow: Callable[..., Any], kind: str, arguments: Sequence[str] | None = None) -> int:
     """Run ``flow`` once. The exit code: 0 all done, 3 some documents failed, 2 wrong usage, 75 stopped early,
     1 a fault of ours.
     """
+    forgive()
     asked = _parser(kind).parse_args(arguments)
     endings: list[Ending] = []
     night.ended.set(endings.append)

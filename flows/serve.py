@@ -30,6 +30,7 @@ from flows.kinds import flows
 from flows.patience import outlive_the_server
 from pipeline.config import load_config
 from pipeline.errors import EXIT_DONE, OvernightError, UsageError
+from pipeline.system.standard_streams import forgive
 from pipeline.tasks.registry import kind_of
 
 NAME = "overnight"
@@ -67,6 +68,7 @@ def _deployment(flow: Flow[Any, Any], config: str, schedule: Schedule | None) ->
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until stopped. The exit code."""
+    forgive()
     asked = _parser().parse_args(arguments)
     try:
         load_config(asked.config)

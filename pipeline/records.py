@@ -338,7 +338,7 @@ class Progress:
     until it can be told.
     """
 
-    stage: Literal["reading", "loading", "working", "reporting"]
+    stage: Literal["starting", "reading", "loading", "working", "reporting"]
     done: int = 0
     failed: int = 0
     total: int = 0

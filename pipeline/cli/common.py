@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline.system.standard_streams import shows_unicode
+
 if TYPE_CHECKING:
     from pipeline.stores.ledger.ledger import Ledger
 
@@ -34,4 +36,8 @@ def open_ledger(directory: Path) -> Ledger:
 
 def print_facts(facts: dict[str, Any] | None, lines: list[str]) -> None:
     """Facts as one JSON object, or lines for people."""
-    print(json.dumps(facts, ensure_ascii=False, default=str) if facts is not None else "\n".join(lines))
+    print(
+        "\n".join(lines)
+        if facts is None
+        else json.dumps(facts, ensure_ascii=not shows_unicode(), default=str)
+    )

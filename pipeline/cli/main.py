@@ -4,6 +4,8 @@ so help is instant.
 
 from __future__ import annotations
 
+import errno
+import itertools
 import signal
 import sys
 from pathlib import Path
@@ -11,19 +13,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline import __version__
 from pipeline.cli.cache import app as cache_commands
 from pipeline.cli.common import AsJson, ConfigPath, Overrides, RunPath, open_ledger, print_facts
 from pipeline.cli.plan import plan
 from pipeline.cli.quality import add_quality_commands
 from pipeline.errors import EXIT_DONE, EXIT_FAULT, EXIT_STOPPED, EXIT_USAGE, OvernightError
+from pipeline.system.standard_streams import forgive, lost_output
 
 if TYPE_CHECKING:
     from pipeline.run.runner import RunResult
 
+
+def _print_version(wished: bool) -> None:
+    if wished:
+        print(f"overnight {__version__}")
+        raise typer.Exit
+
+
 app = typer.Typer(
     name="overnight",
-    help="Summarize and label whole collections of documents with a large language model, overnight, on "
-    "one small GPU or a CPU.",
     epilog="Exit codes: 0 all done; 3 finished, some documents failed; 2 wrong usage or configuration; "
     "75 stopped early, the same command goes on; 1 a fault of ours.",
     no_args_is_help=True,
@@ -33,6 +42,20 @@ app = typer.Typer(
 )
 
 app.add_typer(cache_commands)
+
+# what the library raises for arguments that it cannot read; it has a name only in a private module
+_WRONG_ARGUMENTS: Any = typer.BadParameter.__base__
+
+
+@app.callback()
+def program(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """Summarize and label whole collections of documents with a large language model, overnight, on one small
+    GPU or a CPU.
+    """
 
 
 @app.command()
@@ -57,17 +80,18 @@ def run(
 ) -> None:
     """Start the night, or go on with it: do what the run directory does not hold yet."""
     from pipeline.cli.progress import display
-    from pipeline.config import load_config
-    from pipeline.results.export.places import check_output
-    from pipeline.run.runner import run as run_night
-    from pipeline.sources import source_files
     from pipeline.system.stop_signal import StopSignal
 
-    settings = load_config(config, overrides or ())
-    for path in output or ():
-        check_output(path, [*source_files(settings.source), *settings.source.paths])
     stop = StopSignal()
-    with stop.watch_signals(), display(quiet=quiet) as observer:
+    with stop.watch_signals(), display(f"reading {config}", quiet=quiet) as observer:
+        from pipeline.config import load_config  # seconds of imports, so only now that something was said
+        from pipeline.results.export.places import check_output
+        from pipeline.run.runner import run as run_night
+        from pipeline.sources import source_files
+
+        settings = load_config(config, overrides or ())
+        for path in output or ():
+            check_output(path, [*source_files(settings.source), *settings.source.paths])
         result = run_night(
             settings, limit=limit, fork=fork, kinds=set(kind) if kind else None, observer=observer, stop=stop
         )
@@ -286,11 +310,12 @@ def reproduce(
     failed.
     """
     from pipeline.cli.progress import display
-    from pipeline.run.reproduce import reproduce as ask_again
     from pipeline.system.stop_signal import StopSignal
 
     stop = StopSignal()
-    with stop.watch_signals(), display(quiet=quiet) as observer:
+    with stop.watch_signals(), display(f"looking for {document}", quiet=quiet) as observer:
+        from pipeline.run.reproduce import reproduce as ask_again  # as in a run
+
         result = ask_again(directory, document, observer, stop)
     facts = _run_facts(result, [])
     print_facts(
@@ -347,20 +372,42 @@ add_quality_commands(app)
 
 
 def main() -> None:
-    """Entry point: a user's mistake is a sentence, and every end has its exit code."""
+    """Entry point: a user's mistake is a sentence, with ``--json`` also an object, and every end has its exit
+    code.
+    """
+    forgive()
     for number in (
         signal.SIGINT,
         signal.SIGTERM,
     ):  # until a run watches for them itself, nothing is under way that they could harm
         signal.signal(number, lambda *_: sys.exit(EXIT_STOPPED))
     try:
-        app()
+        code = app(standalone_mode=False)
     except OvernightError as error:
         print(f"overnight: {error}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except BrokenPipeError:  # standard output went away, as in "overnight report … | head"
-        sys.stderr.close()
-        sys.exit(EXIT_FAULT)
+        code = _failed(str(error), error.exit_code)
+    except _WRONG_ARGUMENTS as error:
+        error.show()
+        code = _failed(error.format_message(), EXIT_USAGE)
+    except SystemExit:
+        code = _failed("stopped by a signal", EXIT_STOPPED)
+    except Exception as error:
+        _failed(f"a fault of ours: {type(error).__name__}: {error}", EXIT_FAULT)
+        raise
+    lost = lost_output()
+    if lost is not None and lost.errno != errno.EPIPE:  # nobody misses what a closed pipe, as of head, lost
+        print(f"overnight: standard output could not be written: {lost.strerror}", file=sys.stderr)
+    if code is None:  # the command gives none of its own: what it printed is all that it did
+        code = EXIT_DONE if lost is None else EXIT_FAULT
+    sys.exit(code)
+
+
+def _failed(sentence: str, code: int) -> int:
+    """Tell a program that asked for JSON what went wrong. The exit code."""
+    asked = itertools.takewhile(lambda word: word != "--", sys.argv[1:])
+    if "--json" in asked:
+        print_facts({"error": sentence, "exit_code": code}, [])
+    return code
 
 
 def _say(text: str) -> None:

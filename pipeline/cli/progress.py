@@ -8,29 +8,36 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from typing import TYPE_CHECKING
 
 from pipeline.records import Progress as Report
-from pipeline.run.progress import Observer
 from pipeline.system.units import duration
+
+if TYPE_CHECKING:
+    from pipeline.run.progress import Observer
 
 _LINE_SECONDS = 15.0
 
 
 @contextmanager
-def display(*, quiet: bool = False) -> Iterator[Observer]:
-    """An observer for ``run``: silent, a bar, or lines, as fits standard error."""
+def display(beginning: str, *, quiet: bool = False) -> Iterator[Observer]:
+    """An observer for ``run``: silent, a bar, or lines, as fits standard error. ``beginning`` is said at
+    once.
+    """
     if quiet:
         yield lambda _: None
     elif sys.stderr.isatty():
-        yield from _bar()
+        yield from _bar(beginning)
     else:
-        yield _Lines()
+        lines = _Lines()
+        lines(Report("starting", message=beginning))
+        yield lines
 
 
-def _bar() -> Iterator[Observer]:
+def _bar(beginning: str) -> Iterator[Observer]:
+    from rich.console import Console  # only where there is a terminal
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -38,7 +45,7 @@ def _bar() -> Iterator[Observer]:
         TextColumn("{task.fields[facts]}"),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        line = bar.add_task("starting", total=None, facts="")
+        line = bar.add_task(beginning, total=None, facts="")
 
         def observe(report: Report) -> None:
             label = report.message or report.stage

@@ -18,6 +18,7 @@ from pipeline.sources import read_source
 from pipeline.stores.ledger.ledger import Ledger
 from pipeline.stores.ledger.queries import InputRow
 from pipeline.system.run_directory import LEDGER
+from pipeline.system.units import moment
 from pipeline.tasks import Task
 from pipeline.tasks.registry import answers_of, kinds
 
@@ -59,8 +60,9 @@ def _told(
         if task.job.name not in known:
             continue
         key = row.work_key(task.job)
-        story: dict[str, Any] = {"result": ledger.result(task.job.name, key)}
-        story |= answers_of(task.job.kind).story(ledger, known[task.job.name], key, story["result"])
+        result = ledger.result(task.job.name, key)
+        story: dict[str, Any] = {"result": _dated(result)}
+        story |= answers_of(task.job.kind).story(ledger, known[task.job.name], key, result)
         if document is None:
             story["note"] = "the document is no longer in the source, so its prompts cannot be shown"
         else:
@@ -70,6 +72,14 @@ def _told(
             ]
         facts["tasks"][task.job.name] = story
     return facts
+
+
+def _dated(result: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """``result`` with its moment as people read it; a work that waits has none."""
+    if result is None:
+        return None
+    recorded = result["recorded_at"]
+    return {**result, "recorded_at": None if recorded is None else moment(recorded)}
 
 
 def _replay(

@@ -1,8 +1,9 @@
-"""Bytes and seconds as people read and write them: the only place where they become words."""
+"""Bytes, seconds and moments as people read and write them: the only place where they become words."""
 
 from __future__ import annotations
 
 import re
+import time
 
 
 def amount(count: float) -> str:
@@ -21,6 +22,11 @@ def duration(seconds: float) -> str:
         return f"{round(seconds, 1):g} s"
     minutes = round(seconds / 60)
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60:,} h {minutes % 60:02} min"
+
+
+def moment(seconds: float) -> str:
+    """``2026-11-30 22:00:05``: seconds since 1970 by the clock of whoever reads it."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 _UNITS = {

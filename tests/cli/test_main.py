@@ -33,6 +33,8 @@ LIGHT = {
     "pipeline.cli.quality",
     "pipeline.cli.common",
     "pipeline.errors",
+    "pipeline.system",
+    "pipeline.system.standard_streams",
 }
 # Typer itself loads pydantic; that none of our own models is built is seen by pipeline.config.
 HEAVY = {

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from pipeline.results.views import apply_to
 from pipeline.stores.ledger.ledger import Ledger
 from pipeline.stores.ledger.queries import TaskResult, TaskRow
 from pipeline.system.atomic_write import replace_file
+from pipeline.system.units import moment
 from pipeline.tasks.answers import View
 from pipeline.tasks.registry import answers_of
 
@@ -114,8 +114,8 @@ def _run(run: Mapping[str, Any]) -> dict[str, Any]:
     ended = run["ended_at"]
     return {
         "run": run["id"],
-        "started": _local(run["started_at"]),
-        "ended": None if ended is None else _local(ended),
+        "started": moment(run["started_at"]),
+        "ended": None if ended is None else moment(ended),
         "seconds": None if ended is None else ended - run["started_at"],
         "exit_code": run["exit_code"],
         "reason": run["reason"],
@@ -140,10 +140,6 @@ def _outcome(runs: list[dict[str, Any]]) -> dict[str, Any] | None:
         if chosen is None or not chosen["facts"].get("forecast")
         else compared(chosen["facts"], complete=chosen["exit_code"] in (0, 3))
     )
-
-
-def _local(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
 def _finite(value: Any) -> Any:

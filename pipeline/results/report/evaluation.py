@@ -12,6 +12,7 @@ from typing import Any
 
 from pipeline.system.atomic_write import replace_file
 from pipeline.system.escape import escape
+from pipeline.system.units import moment
 from pipeline.tasks.registry import answers_of
 
 FORMAT = 1
@@ -40,7 +41,7 @@ def keep_evaluation(directory: Path, facts: Mapping[str, Any]) -> None:
     tasks = {
         name: {key: found[key] for key in _KEPT if key in found} for name, found in facts["tasks"].items()
     }
-    when = time.strftime("%Y-%m-%d %H:%M:%S")
+    when = moment(time.time())
     plots = [_relative(path, directory) for path in facts["plots"]]
     with replace_file(directory / NAME, private=True) as stream:
         stream.write(
