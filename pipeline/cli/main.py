@@ -85,18 +85,19 @@ def run(
     stop = StopSignal()
     with stop.watch_signals(), display(f"reading {config}", quiet=quiet) as observer:
         from pipeline.config import load_config  # seconds of imports, so only now that something was said
-        from pipeline.results.export.places import check_output
         from pipeline.run.runner import run as run_night
-        from pipeline.sources import source_files
 
         settings = load_config(config, overrides or ())
-        for path in output or ():
-            check_output(path, [*source_files(settings.source), *settings.source.paths])
         result = run_night(
-            settings, limit=limit, fork=fork, kinds=set(kind) if kind else None, observer=observer, stop=stop
+            settings,
+            limit=limit,
+            fork=fork,
+            kinds=set(kind) if kind else None,
+            observer=observer,
+            stop=stop,
+            outputs=output or (),
         )
-    exported = [_export(result.directory, path, force=False) for path in output or ()]
-    facts = _run_facts(result, exported)
+    facts = _run_facts(result)
     print_facts(facts if as_json else None, _run_lines(facts))
     raise typer.Exit(result.exit_code)
 
@@ -218,7 +219,7 @@ def calibrate(
 ) -> None:
     """Calibrate the labels of a run again, from its recorded scores; the model is not asked."""
     from pipeline.results.calibrate import calibrate_run
-    from pipeline.results.report import write_report
+    from pipeline.results.report import check_report, write_report
     from pipeline.stores.ledger.ledger import Ledger
     from pipeline.system.run_directory import RunDirectory
 
@@ -226,6 +227,7 @@ def calibrate(
     with open_ledger(directory):
         pass
     with place.locked(), Ledger.open(place.ledger, write=True) as ledger:
+        check_report(directory)
         made = calibrate_run(
             ledger,
             names=task,
@@ -317,7 +319,7 @@ def reproduce(
         from pipeline.run.reproduce import reproduce as ask_again  # as in a run
 
         result = ask_again(directory, document, observer, stop)
-    facts = _run_facts(result, [])
+    facts = _run_facts(result)
     print_facts(
         facts if as_json else None,
         [*_run_lines(facts), f"  logs: {result.directory}/overnight.log and worker.log"],
@@ -422,14 +424,14 @@ def _export(directory: Path, output: Path, *, force: bool, view: int | None = No
     return {"output": str(output), "rows": rows}
 
 
-def _run_facts(result: RunResult, exported: list[dict[str, Any]]) -> dict[str, Any]:
+def _run_facts(result: RunResult) -> dict[str, Any]:
     return {
         "exit_code": result.exit_code,
         "reason": result.reason,
         "run_directory": str(result.directory),
         "report": str(result.report),
         "status": result.status.to_json(),
-        "exports": exported,
+        "exports": [output.to_json() for output in result.outputs],
     }
 
 
@@ -444,7 +446,10 @@ def _run_lines(facts: dict[str, Any]) -> list[str]:
     if counts["rejected"]:
         lines.append(f"  {counts['rejected']:,} rows were rejected: {facts['run_directory']}/rejects.jsonl")
     lines.append(f"  report: {facts['report']}")
-    return lines + [f"  export: {export['output']} ({export['rows']:,} rows)" for export in facts["exports"]]
+    return lines + [
+        f"  export: {export['error'] or '{output} ({rows:,} rows)'.format(**export)}"
+        for export in facts["exports"]
+    ]
 
 
 if __name__ == "__main__":

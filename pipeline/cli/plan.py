@@ -70,7 +70,7 @@ def plan(
     if plots is not None:
         from pipeline.results.plots import require_plots
 
-        require_plots(plot_format)
+        require_plots(plots, plot_format)
     if measure:
         if machine is not None:
             raise UsageError(

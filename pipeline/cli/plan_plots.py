@@ -10,17 +10,15 @@ from typing import Any
 from pipeline.planner.budget import rooms
 from pipeline.planner.roofline import Speed, decode_step, prefill_seconds
 from pipeline.prepare.preview import Preview
-from pipeline.results.plots import make_plot_folder, require_plots, save_plot
+from pipeline.results.plots import save_plot
 
 _CONTEXTS = tuple(2**power for power in range(9, 18))
 
 
 def draw(found: Preview, folder: Path, plot_format: str = "png") -> list[Path]:
-    """Memory by context length, and time where speeds are known; returns their files. Raises UsageError,
+    """Memory by context length, and time where speeds are known; returns their files. Raises
     StoppedEarly.
     """
-    require_plots(plot_format)
-    make_plot_folder(folder)
     written = []
     for title, paint in _PLOTS.items():
         if title == "time" and found.ground.machine.rates.matmul_per_second is None:

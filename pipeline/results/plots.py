@@ -13,6 +13,7 @@ from pipeline.errors import UsageError
 from pipeline.quality.scores import extra
 from pipeline.system.atomic_write import replace_file
 from pipeline.system.escape import fold
+from pipeline.system.writable import check_writable, written_later
 
 FORMATS = ("png", "svg")
 _NAMED_LABELS = 40
@@ -20,19 +21,20 @@ _COUNTED_LABELS = 16
 _NAME_CHARACTERS = 24
 
 
-def require_plots(plot_format: str) -> None:
-    """Refuse before any work what could not be drawn at its end. Raises UsageError."""
+def require_plots(folder: Path, plot_format: str) -> None:
+    """Refuse before any work what could not be drawn, or not be written, at its end. Raises UsageError,
+    StoppedEarly where the disk is full.
+    """
     if plot_format not in FORMATS:
         raise UsageError(f"plots cannot be written as {plot_format!r}: choose one of {', '.join(FORMATS)}")
     extra("matplotlib")
+    check_writable(folder / f"plot.{plot_format}")
 
 
 def draw(facts: Mapping[str, Mapping[str, Any]], folder: Path, plot_format: str = "png") -> list[Path]:
     """Plots of every evaluated label task whose answers were judged one by one; returns their files. Raises
-    UsageError, StoppedEarly.
+    StoppedEarly.
     """
-    require_plots(plot_format)
-    make_plot_folder(folder)
     written = []
     for name, found in facts.items():
         for title, paint in _PLOTS.items():
@@ -41,14 +43,6 @@ def draw(facts: Mapping[str, Mapping[str, Any]], folder: Path, plot_format: str 
                 _save(paint, name, found, path, plot_format)
                 written.append(path)
     return written
-
-
-def make_plot_folder(folder: Path) -> None:
-    """Raises UsageError where it cannot be made."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"the plots cannot be written into {folder}: {error.strerror}") from None
 
 
 def _save(
@@ -66,16 +60,20 @@ def _save(
 
 
 def save_plot(paint: Callable[[Any], None], path: Path, plot_format: str) -> None:
-    """One figure, with what ``paint`` draws on its axes. Raises StoppedEarly."""
+    """One figure, with what ``paint`` draws on its axes, in a folder that is made for it. Raises
+    StoppedEarly.
+    """
     # a figure of its own has no window
     figure = extra("matplotlib.figure").Figure(figsize=(6, 5), layout="constrained")
     paint(figure.add_subplot())
-    with warnings.catch_warnings(), replace_file(path) as stream:
+    with warnings.catch_warnings(), written_later(path, "the same command"):
         # a label in a script that the font lacks is drawn as boxes
         warnings.filterwarnings("ignore", message="Glyph")
-        figure.savefig(
-            stream, format=plot_format, dpi=150, metadata={"Date": None} if plot_format == "svg" else None
-        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replace_file(path) as stream:
+            figure.savefig(
+                stream, format=plot_format, dpi=150, metadata={"Date": None} if plot_format == "svg" else None
+            )
 
 
 def _reliability(axes: Any, found: Mapping[str, Any]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -37,6 +38,7 @@ from pipeline.stores.ledger.ledger import Ledger
 from pipeline.stores.ledger.queries import TaskRow
 from pipeline.system.atomic_write import replace_file
 from pipeline.system.escape import spreadsheet_text
+from pipeline.system.writable import written_later
 from pipeline.tasks.label.section import LabelTask
 
 TEXT_CHARACTERS = 10_000
@@ -244,8 +246,8 @@ def _check(output: Path, columns: Sequence[str], config: Config, *, force: bool)
 
 
 def _write(output: Path, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
+    with written_later(output, "the same command"):
+        Path(os.path.realpath(output)).parent.mkdir(parents=True, exist_ok=True)
         with replace_file(output) as stream:
             text = io.TextIOWrapper(
                 stream, encoding="utf-8", errors="replace", newline="", write_through=True
@@ -256,5 +258,3 @@ def _write(output: Path, columns: Sequence[str], rows: Iterable[Sequence[str]]) 
                 table.writerows([spreadsheet_text(cell) for cell in row] for row in rows)
             finally:
                 text.detach()
-    except (PermissionError, FileExistsError, NotADirectoryError) as error:
-        raise UsageError(f"cannot write {output}: {error.strerror}") from None

@@ -8,21 +8,21 @@ Whatever ends this process, the same command goes on from what is recorded.
 
 from __future__ import annotations
 
-import logging
-import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pipeline.config import Config
 from pipeline.engine.registry import open_backend
-from pipeline.errors import EXIT_DONE, EXIT_FAULT, EXIT_SOME_FAILED, OvernightError, StoppedEarly
+from pipeline.errors import EXIT_DONE, EXIT_SOME_FAILED, OvernightError, StoppedEarly
 from pipeline.prepare.dry_run import DocumentSampler, longest_row
-from pipeline.prepare.predict import learn, predict
+from pipeline.prepare.predict import predict
 from pipeline.prepare.prepare import Preparation, prepare, resolve
 from pipeline.records import Document, Progress, Reject
-from pipeline.results.after_run import check_configured, settle_answers
-from pipeline.results.report import write_report
+from pipeline.results.after_run import check_configured
+from pipeline.results.outputs import Written, check_outputs
+from pipeline.results.report import check_report
+from pipeline.run.closing import Closing, Ending
 from pipeline.run.in_doubt import InDoubt
 from pipeline.run.intake import BLOCK_DOCUMENTS, Intake, blocks, chosen_documents, read_in
 from pipeline.run.progress import Observer, WorkProgress, tell
@@ -40,13 +40,11 @@ from pipeline.system.atomic_write import failing_disk_stops
 from pipeline.system.run_directory import RunDirectory
 from pipeline.system.stop_signal import StopSignal
 
-_log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
     """How a run ended. ``reason`` is "done", "some failed", or why it stopped early (a signal, the
-    deadline, a full disk).
+    deadline, a full disk), or which of its files could not be written.
     """
 
     exit_code: int
@@ -54,6 +52,7 @@ class RunResult:
     directory: Path
     status: Status
     report: Path
+    outputs: tuple[Written, ...] = ()
 
 
 def run(
@@ -65,17 +64,19 @@ def run(
     kinds: Collection[str] | None = None,
     observer: Observer = lambda _: None,
     stop: StopSignal | None = None,
+    outputs: Sequence[Path] = (),
     workers: Callable[[Config, RunDirectory], StartWorker] = local_workers,
 ) -> RunResult:
     """Do what is left to do in the configuration's run directory.
 
     ``limit`` reads only the first so many documents, ``only`` those of this id; ``kinds`` runs only tasks
-    of these kinds; ``fork`` starts changed tasks beside the old ones; ``workers`` says where the model is.
-    Raises AlreadyRunning, UsageError and its kinds, LedgerError; a stop wished for is a result, not an
-    error.
+    of these kinds; ``fork`` starts changed tasks beside the old ones; ``outputs`` are exports to write at its
+    end; ``workers`` says where the model is. Raises AlreadyRunning, UsageError and its kinds, LedgerError; a
+    stop wished for is a result, not an error.
     """
     stop = stop or StopSignal()
     directory = RunDirectory(config.run.directory)
+    check_outputs(config, outputs)
     with (
         failing_disk_stops(directory.path),
         directory.locked(),
@@ -85,6 +86,7 @@ def run(
         RunnerWatchdog(directory.note, config.engine.stall_seconds) as watchdog,
         WorkerPool(workers(config, directory), directory.path) as pool,
     ):
+        check_report(directory.path)
         if ledger.expects_work():
             pool.call()
         backend = open_backend(config)
@@ -95,7 +97,7 @@ def run(
         session = begin_session(config, directory, ledger, prepared, resolved, fork=fork, died_in=died_in)
         watchdog.settle()
         night = Night(config, directory, prepared, session, pool, watchdog, stop, observer, (limit, only))
-        return night.through()
+        return night.through(outputs)
 
 
 class Night:
@@ -122,6 +124,7 @@ class Night:
         self._watchdog = watchdog
         self._stop = stop
         self._observer = observer
+        self._closing = Closing(config, directory, session)
         self._chosen = chosen  # the first so many documents, those of one id
         self._guard = ResourceGuard(
             directory.path,
@@ -129,26 +132,33 @@ class Night:
             memory_floor_bytes=config.run.keep_free_memory,
         )
 
-    def through(self) -> RunResult:
-        """Read, work, report; whatever happens, the ledger says how it ended, and no worker is left."""
-        exit_code, reason = EXIT_FAULT, "fault"
-        settled = self._prepared
+    def through(self, outputs: Sequence[Path]) -> RunResult:
+        """Read, work, report and export; whatever happens, the ledger says how it ended, and no worker is
+        left.
+        """
+        ending, settled = Ending(), self._prepared
         try:
             with failing_disk_stops(self._directory.path):
                 intake, sampler = self._read()
                 settled = self._settle(sampler)
                 self._work(settled, sampler)
-            exit_code, reason = self._verdict(intake)
+            ending = Ending(*self._verdict(intake))
         except StoppedEarly as stopped:
-            exit_code, reason = stopped.exit_code, str(stopped)
+            ending = Ending(stopped.exit_code, str(stopped))
         except OvernightError as error:
-            exit_code, reason = error.exit_code, str(error)
+            ending = Ending(error.exit_code, str(error))
             raise
         finally:
-            self._workers.close(at_once=exit_code not in (EXIT_DONE, EXIT_SOME_FAILED))
-            self._close(settled, exit_code, reason)
-        status = self._ledger.status()
-        return RunResult(exit_code, reason, self._directory.path, status, self._directory.report)
+            self._workers.close(at_once=not ending.came_to_its_end)
+            ending = self._close(settled, ending, outputs)
+        return RunResult(
+            ending.exit_code,
+            ending.reason,
+            self._directory.path,
+            self._ledger.status(),
+            self._directory.report,
+            self._closing.outputs,
+        )
 
     # ── reading ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -258,18 +268,11 @@ class Night:
             return EXIT_SOME_FAILED, f"{intake.damaged} input files could not be read to their end"
         return EXIT_DONE, "done"
 
-    def _close(self, prepared: Preparation, exit_code: int, reason: str) -> None:
-        """Write down how the run ended, and the report. On a full disk that cannot be done; what was recorded
-        before is safe all the same.
+    def _close(self, prepared: Preparation, ending: Ending, outputs: Sequence[Path]) -> Ending:
+        """Leave what people look at in the morning; how the run ended is told once more, for a file may be
+        missing.
         """
-        # first of all: it may be what has filled the disk
-        shutil.rmtree(self._directory.offload, ignore_errors=True)
-        try:
-            self._session.end(exit_code, reason)
-            self._session.annotate(**self._workers.facts)
-            tell(self._observer, Progress("reporting"))
-            self._session.annotate(calibration=settle_answers(self._ledger, self._config))
-            write_report(self._ledger, self._directory.path)
-            learn(self._config, prepared, self._directory.path / "report.json")
-        except (StoppedEarly, OSError) as error:
-            _log.error("the report could not be written: %s", error)
+        ending = self._closing.end(ending, self._workers)
+        tell(self._observer, Progress("reporting"))
+        ending = self._closing.export(ending, outputs)
+        return self._closing.report(ending, prepared)

@@ -40,7 +40,7 @@ def evaluate(
             "summaries, or both"
         )
     if plots is not None:
-        require_plots(plot_format)
+        require_plots(plots, plot_format)
     judges: dict[Wanted, Judge] = {}
     if gold is not None:
         judges["gold"] = Judge(gold, label_field, view)

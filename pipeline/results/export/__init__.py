@@ -8,11 +8,12 @@ spreadsheet shows it instead of computing it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.config import parse_config
-from pipeline.errors import OvernightError, UsageError
+from pipeline.errors import OvernightError
 from pipeline.results.export.columns import Counted, record, table_columns
 from pipeline.results.export.formats import WRITERS
 from pipeline.results.export.places import check_foreign, check_output
@@ -20,17 +21,25 @@ from pipeline.results.views import said, through
 from pipeline.sources import source_files
 from pipeline.stores.ledger.ledger import Ledger
 from pipeline.system.atomic_write import replace_file
+from pipeline.system.writable import written_later
 from pipeline.tasks.registry import answers_of
 
 
 def export(
-    ledger: Ledger, output: Path, *, force: bool = False, inputs: Sequence[str] = (), view: int | None = None
+    ledger: Ledger,
+    output: Path,
+    *,
+    force: bool = False,
+    inputs: Sequence[str] = (),
+    view: int | None = None,
+    again: str = "the same command",
 ) -> int:
     """Write every present input with the answers of the active tasks; returns the number of rows.
 
     Answers are shown through their latest view, or that of the number ``view``; 0 is what the model said
     itself. An existing file is replaced when its columns say that it is an earlier export, or with
-    ``force``; an input of the run never. Raises UsageError, StoppedEarly when the disk is full.
+    ``force``; an input of the run never. ``again``: the command that writes it where that fails. Raises
+    UsageError, StoppedEarly when it could not be written.
     """
     check_output(output, [*inputs, *_inputs(ledger)])
     tasks = ledger.tasks()
@@ -44,12 +53,10 @@ def export(
         through(ledger.rows(), views) if views else said(ledger.rows(), tasks) if view == 0 else ledger.rows()
     )
     rows = Counted(record(row, tasks, views) for row in rows_seen)
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
+    with written_later(output, again):
+        Path(os.path.realpath(output)).parent.mkdir(parents=True, exist_ok=True)
         with replace_file(output) as stream:
             WRITERS[output.suffix.lower()](stream, columns, rows)
-    except (PermissionError, FileExistsError, NotADirectoryError) as error:
-        raise UsageError(f"cannot write {output}: {error.strerror}") from None
     return rows.count
 
 

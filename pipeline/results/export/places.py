@@ -12,23 +12,20 @@ from pipeline.errors import UsageError
 from pipeline.results.export.columns import task_columns
 from pipeline.results.export.formats import WRITERS
 from pipeline.stores.ledger.queries import TaskRow
+from pipeline.system.writable import check_writable
 
 _HEAD_BYTES = 1 << 24
 
 
 def check_output(output: Path, inputs: Sequence[str]) -> None:
-    """Refuse places that an export must not be written to, before the night begins. ``inputs`` are files, or
-    folders of them.
+    """Refuse places that an export must not, or could not, be written to, before the night begins. ``inputs``
+    are files, or folders of them.
 
-    Raises UsageError.
+    Raises UsageError, StoppedEarly where the disk is full.
     """
     if output.suffix.lower() not in WRITERS:
         raise UsageError(f"cannot export to {output}: the name must end in .jsonl, .parquet or .csv")
-    if output.is_dir():
-        raise UsageError(f"cannot export to {output}: it is a folder")
-    above = next(folder for folder in output.absolute().parents if folder.exists())
-    if not above.is_dir():
-        raise UsageError(f"cannot export to {output}: {above} is a file")
+    check_writable(output)
     place = Path(os.path.realpath(output))
     for name in inputs:
         source = None if "://" in name else Path(os.path.realpath(name))

@@ -11,8 +11,9 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from pipeline.results.report.evaluation import last_evaluation
 from pipeline.results.report.markdown import render_markdown
@@ -23,11 +24,13 @@ from pipeline.stores.ledger.ledger import Ledger
 from pipeline.stores.ledger.queries import TaskResult, TaskRow
 from pipeline.system.atomic_write import replace_file
 from pipeline.system.units import moment
+from pipeline.system.writable import check_writable, written_later
 from pipeline.tasks.answers import View
 from pipeline.tasks.registry import answers_of
 
-__all__ = ["build_report", "render_markdown", "write_report"]
+__all__ = ["build_report", "check_report", "render_markdown", "write_report"]
 
+_FILES = ("report.json", "report.md", "rejects.jsonl")
 _SHOWN_REJECTS = 20
 _SEEN_AT_ONCE = 1000
 _OF_A_RESULT = ("state", "value", "finish_reason", "probabilities", "scores", "features")
@@ -64,18 +67,31 @@ def build_report(ledger: Ledger, directory: Path | None = None) -> dict[str, Any
     return plain
 
 
+def check_report(directory: Path) -> None:
+    """Before a run: its report can be written. Raises UsageError, StoppedEarly where the disk is full."""
+    for name in _FILES:
+        check_writable(directory / name)
+
+
 def write_report(ledger: Ledger, directory: Path) -> None:
-    """Write the three files into the run directory, each whole or not at all. Raises StoppedEarly when the
-    disk is full.
+    """Write the three files into the run directory, each whole or not at all. Raises StoppedEarly where one
+    cannot be written.
     """
     facts = build_report(ledger, directory)
-    with replace_file(directory / "report.json", private=True) as stream:
+    in_json, in_markdown, rejects = (directory / name for name in _FILES)
+    with _written(in_json) as stream:
         stream.write(json.dumps(facts, indent=2, allow_nan=False).encode("ascii"))
-    with replace_file(directory / "report.md", private=True) as stream:
+    with _written(in_markdown) as stream:
         stream.write(render_markdown(facts).encode("utf-8", "replace"))
-    with replace_file(directory / "rejects.jsonl", private=True) as stream:
+    with _written(rejects) as stream:
         for reject in ledger.rejects():
             stream.write(json.dumps(reject).encode("ascii") + b"\n")
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[IO[bytes]]:
+    with written_later(path, "the same command"), replace_file(path, private=True) as stream:
+        yield stream
 
 
 def _task(ledger: Ledger, task: TaskRow, states: Mapping[str, int]) -> dict[str, Any]:

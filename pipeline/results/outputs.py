@@ -1,0 +1,81 @@
+"""The files that a run leaves for people, its exports: refused before the night where they could not be
+written, and at its end each written whether or not the others can be.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import Config
+from pipeline.errors import StoppedEarly, UsageError
+from pipeline.records import TaskJob
+from pipeline.results.export import export
+from pipeline.results.export.places import check_foreign, check_output
+from pipeline.sources import source_files
+from pipeline.stores.ledger.ledger import Ledger
+from pipeline.stores.ledger.queries import TaskRow
+from pipeline.system.run_directory import RunDirectory
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """An export of so many ``rows``; or ``error``: why there is none, and which command writes it."""
+
+    output: Path
+    rows: int = 0
+    error: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As ``overnight run --json`` prints it."""
+        return {"output": str(self.output), "rows": self.rows, "error": self.error}
+
+
+def check_outputs(config: Config, outputs: Sequence[Path]) -> None:
+    """Before a run: its exports can be written to ``outputs``, and replace nothing but earlier exports.
+    Raises UsageError, StoppedEarly where a disk is full.
+    """
+    if not outputs:
+        return
+    inputs = [*source_files(config.source), *config.source.paths]
+    tasks = _tasks(config)
+    for output in outputs:
+        check_output(output, inputs)
+        check_foreign(output, tasks)
+
+
+def write_outputs(ledger: Ledger, directory: Path, outputs: Sequence[Path]) -> list[Written]:
+    """After a run: every export that can be written."""
+    return [_write(ledger, directory, output) for output in outputs]
+
+
+def _write(ledger: Ledger, directory: Path, output: Path) -> Written:
+    again = f"overnight export {shlex.quote(str(directory))} -o {shlex.quote(str(output))}"
+    try:
+        return Written(output, export(ledger, output, again=again))
+    except StoppedEarly as stopped:
+        told = str(stopped)
+    except UsageError as refused:  # another name would help only now
+        told = f"{str(refused).partition(';')[0]}; once that is mended, {again} writes it"
+    _log.error("%s", told)
+    return Written(output, error=told)
+
+
+def _tasks(config: Config) -> list[TaskRow]:
+    """Those that the run directory knows, whose answers an earlier export may hold, and those of the
+    configuration.
+    """
+    place = RunDirectory(config.run.directory)
+    known: list[TaskRow] = []
+    if place.ledger.exists():
+        with Ledger.open(place.ledger, write=False) as ledger:
+            known = ledger.tasks()
+    names = {task.job.name for task in known}
+    new = [TaskRow(TaskJob(task.name, task.kind, {}), 1) for task in config.tasks if task.name not in names]
+    return known + new
