@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 WorkId = tuple[str, str]
@@ -332,19 +332,28 @@ class Outcome:
     batch_rows: int = 1
 
 
+Stage = Literal["starting", "reading", "loading", "working", "reporting"]
+WORKING: Stage = "working"
+
+
 @dataclass(frozen=True, slots=True)
 class Progress:
     """What a progress display shows. ``total`` counts works (documents x tasks); ``eta_seconds`` is None
     until it can be told.
     """
 
-    stage: Literal["starting", "reading", "loading", "working", "reporting"]
+    stage: Stage
     done: int = 0
     failed: int = 0
     total: int = 0
     tokens_per_second: float = 0.0
     eta_seconds: float | None = None
     message: str = ""
+
+    def after(self, seconds: float) -> Progress:
+        """The same as it is likely to be after so many seconds without news: only the time left passes."""
+        left = self.eta_seconds
+        return self if left is None else replace(self, eta_seconds=max(0.0, left - seconds))
 
 
 def document_of(request: Request) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from pipeline.cli.cache import app as cache_commands
 from pipeline.cli.common import AsJson, ConfigPath, Overrides, RunPath, open_ledger, print_facts
 from pipeline.cli.plan import plan
 from pipeline.cli.quality import add_quality_commands
+from pipeline.cli.watch import add_watch_commands
 from pipeline.errors import EXIT_DONE, EXIT_FAULT, EXIT_STOPPED, EXIT_USAGE, OvernightError
 from pipeline.system.standard_streams import forgive, lost_output
 
@@ -153,22 +154,6 @@ def bench(
 
 
 @app.command()
-def status(directory: RunPath, as_json: AsJson = False) -> None:
-    """Count documents and states; also while a run is going on."""
-    with open_ledger(directory) as ledger:
-        counts = ledger.status().to_json()
-    lines = [
-        f"{counts['documents']:,} documents, {counts['rejected']:,} rejected, {counts['duplicates']:,} "
-        f"repeated; " + ("complete" if counts["complete"] else "not complete")
-    ]
-    for name, states in counts["tasks"].items():
-        lines.append(
-            f"{name}: " + ", ".join(f"{count:,} {state}" for state, count in states.items() if count)
-        )
-    print_facts(counts if as_json else None, lines)
-
-
-@app.command()
 def export(
     directory: RunPath,
     output: Annotated[
@@ -226,7 +211,7 @@ def calibrate(
     place = RunDirectory(directory)
     with open_ledger(directory):
         pass
-    with place.locked(), Ledger.open(place.ledger, write=True) as ledger:
+    with place.locked("calibrate"), Ledger.open(place.ledger, write=True) as ledger:
         check_report(directory)
         made = calibrate_run(
             ledger,
@@ -278,7 +263,7 @@ def retry(
     place = RunDirectory(directory)
     with open_ledger(directory):
         pass  # a folder without a ledger is refused before a lock is made in it
-    with place.locked(), Ledger.open(place.ledger, write=True) as ledger:
+    with place.locked("retry"), Ledger.open(place.ledger, write=True) as ledger:
         count = ledger.retry(task or None)
     print_facts(
         {"retried": count} if as_json else None,
@@ -371,6 +356,7 @@ def doctor(
 
 
 add_quality_commands(app)
+add_watch_commands(app)
 
 
 def main() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 
 from pipeline.records import Outcome, Progress
+from pipeline.system.run_lock import HeldLock
 from pipeline.tasks.throughput_meter import ThroughputMeter
 
 _log = logging.getLogger(__name__)
@@ -18,6 +20,19 @@ def tell(observer: Observer, progress: Progress) -> None:
     if progress.message:
         _log.info("%s", progress.message)
     observer(progress)
+
+
+class Noted:
+    """An observer that also notes beside the run's lock where the run is, for whoever looks from outside."""
+
+    def __init__(self, held: HeldLock, observer: Observer) -> None:
+        self._held = held
+        self._observer = observer
+
+    def __call__(self, progress: Progress) -> None:
+        """Note it, and pass it on."""
+        self._held.say(asdict(progress))
+        self._observer(progress)
 
 
 class WorkProgress:

@@ -25,7 +25,7 @@ from pipeline.results.report import check_report
 from pipeline.run.closing import Closing, Ending
 from pipeline.run.in_doubt import InDoubt
 from pipeline.run.intake import BLOCK_DOCUMENTS, Intake, blocks, chosen_documents, read_in
-from pipeline.run.progress import Observer, WorkProgress, tell
+from pipeline.run.progress import Noted, Observer, WorkProgress, tell
 from pipeline.run.resource_guard import ResourceGuard
 from pipeline.run.runner_watchdog import RunnerWatchdog
 from pipeline.run.session import RunSession, begin_session
@@ -79,9 +79,10 @@ def run(
     check_outputs(config, outputs)
     with (
         failing_disk_stops(directory.path),
-        directory.locked(),
+        directory.locked() as held,
         directory.logging(),
         stop.watch_deadline(config.run.deadline),
+        stop.watch_request(lambda: held.is_asked_to_stop, "overnight stop"),
         Ledger.open(directory.ledger, write=True) as ledger,
         RunnerWatchdog(directory.note, config.engine.stall_seconds) as watchdog,
         WorkerPool(workers(config, directory), directory.path) as pool,
@@ -96,7 +97,8 @@ def run(
         died_in = watchdog.died_in
         session = begin_session(config, directory, ledger, prepared, resolved, fork=fork, died_in=died_in)
         watchdog.settle()
-        night = Night(config, directory, prepared, session, pool, watchdog, stop, observer, (limit, only))
+        told = Noted(held, observer)
+        night = Night(config, directory, prepared, session, pool, watchdog, stop, told, (limit, only))
         return night.through(outputs)
 
 

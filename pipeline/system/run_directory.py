@@ -9,14 +9,13 @@ import logging
 import os
 import shlex
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from io import TextIOWrapper
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
-from pipeline.errors import AlreadyRunning, OvernightError, UsageError
+from pipeline.errors import OvernightError, UsageError
 from pipeline.system.atomic_write import stopped_by_disk
+from pipeline.system.run_lock import RUN, HeldLock, RunLock
 
 LEDGER = "ledger.sqlite"
 _LOG = "overnight.log"
@@ -49,6 +48,7 @@ class RunDirectory:
         self.offload = self.path / "offload"
         self.note = self.path / "note"
         self.reproduced = self.path / "reproduced"
+        self.lock = RunLock(self.path)
 
     def reproducing(self, document_id: str) -> str:
         """One line for a shell that asks about this document alone, in a run directory of its own."""
@@ -76,32 +76,17 @@ class RunDirectory:
             raise UsageError(f"the run directory {self.path} is not writable")
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the run's lock. It goes with its holder's death. Raises AlreadyRunning with the holder's
-        process id, where known.
+    def locked(self, command: str = RUN) -> Iterator[HeldLock]:
+        """Hold the run's lock as ``overnight COMMAND``. It goes with its holder's death. Raises
+        AlreadyRunning with the holder, where known.
         """
         self.create()
-        lock = FileLock(self.path / "lock", timeout=0, mode=0o600)
-        note = self.path / "lock.pid"
-        try:
-            lock.acquire()
-        except Timeout:
-            holder = (
-                note.read_text(encoding="ascii", errors="replace").strip() if note.exists() else "unknown"
-            )
-            raise AlreadyRunning(
-                f"{self.path} is in use by another run (process {holder}); wait for it, or stop it"
-            ) from None
-        except OSError as error:
-            raise self._unusable(error) from None
-        try:
-            with contextlib.suppress(OSError):  # only a courtesy to whoever finds the lock taken
-                note.write_text(str(os.getpid()), encoding="ascii")
-            yield
-        finally:
-            with contextlib.suppress(OSError):
-                note.unlink(missing_ok=True)
-            lock.release()
+        with ExitStack() as stack:
+            try:
+                held = stack.enter_context(self.lock.held(command))
+            except OSError as error:
+                raise self._unusable(error) from None
+            yield held
 
     def _unusable(self, error: OSError) -> OvernightError:
         unusable = UsageError(

@@ -8,11 +8,13 @@ import datetime
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 from pipeline.errors import EXIT_STOPPED, StoppedEarly
+
+_LOOK_SECONDS = 0.5
 
 
 class StopSignal:
@@ -55,6 +57,25 @@ class StopSignal:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+    @contextmanager
+    def watch_request(self, is_asked: Callable[[], bool], reason: str) -> Iterator[None]:
+        """Request a stop, for ``reason``, once ``is_asked`` says so; it is asked about twice a second."""
+        ended = threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(_LOOK_SECONDS):
+                if is_asked():
+                    self.request(reason)
+                    return
+
+        thread = threading.Thread(target=watch, name="stop requests", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
     @contextmanager
     def watch_deadline(self, deadline: str | None) -> Iterator[None]:

@@ -19,6 +19,7 @@ from pipeline.results.report.evaluation import last_evaluation
 from pipeline.results.report.markdown import render_markdown
 from pipeline.results.report.plan_vs_actual import compared
 from pipeline.results.report.tasks import Reasons, TaskFacts
+from pipeline.results.run_state import UNKNOWN, run_state
 from pipeline.results.views import apply_to
 from pipeline.stores.ledger.ledger import Ledger
 from pipeline.stores.ledger.queries import TaskResult, TaskRow
@@ -61,6 +62,7 @@ def build_report(ledger: Ledger, directory: Path | None = None) -> dict[str, Any
         "runs": [_run(run) for run in runs],
         **_loaded(runs),
         "outcome": _outcome(runs),
+        "now": _now(ledger, runs, directory),
         "evaluation": last_evaluation(directory),
     }
     plain: dict[str, Any] = _finite(facts)
@@ -144,6 +146,13 @@ def _loaded(runs: list[dict[str, Any]]) -> dict[str, Any]:
         return dict.fromkeys(_RUN_FACTS)
     chosen = next((run for run in reversed(runs) if "loaded" in run["facts"]), runs[-1])
     return {name: chosen["facts"].get(name) for name in _RUN_FACTS}
+
+
+def _now(ledger: Ledger, runs: list[dict[str, Any]], directory: Path | None) -> str | None:
+    """Where a run is that has not ended, or that it was cut off; None where the last one has ended."""
+    if not runs or runs[-1]["ended_at"] is not None:
+        return None
+    return UNKNOWN if directory is None else run_state(directory, ledger).sentence
 
 
 def _outcome(runs: list[dict[str, Any]]) -> dict[str, Any] | None:

@@ -37,8 +37,8 @@ def _headline(report: Mapping[str, Any]) -> list[str]:
     inputs, last = report["inputs"], report["runs"][-1] if report["runs"] else None
     words = "Complete" if inputs["complete"] else "Not complete: run the same command again to go on"
     lines = [f"**{words}.**"]
-    if last is not None and last["ended"] is None:
-        lines = ["**A run is going on, or was cut off without a word.**"]
+    if report.get("now"):
+        lines = [f"**{escape(report['now'][0].upper() + report['now'][1:], 1000)}.**"]
     elif last is not None and last["exit_code"] not in (0, 3):
         lines.append(
             f"The last run ended early: {escape(last['reason'], 1000)} (exit code {last['exit_code']})."

@@ -50,6 +50,7 @@ from pipeline.stores.ledger.upgrades import (
     upgrade,
 )
 from pipeline.system.atomic_write import failing_disk_stops
+from pipeline.system.run_lock import RunLock
 
 RecordedReply = tuple[WorkId, Step, Generation]
 """A reply inside a work: whose, to which question, what."""
@@ -121,7 +122,7 @@ class Ledger(LedgerReader):
             with failing_disk_stops(path.parent):
                 os.close(os.open(path, os.O_CREAT | os.O_RDWR, 0o600))
         engine = connect(path, write=write)
-        ledger = cls(engine)
+        ledger = cls(engine, RunLock(path.parent), write=write)
         try:
             ledger._check_format(path, write=write)
             ledger._load_tasks()

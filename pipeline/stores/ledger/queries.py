@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -50,6 +50,14 @@ class Status:
         return self.read_completely and not any(
             states["pending"] or states["running"] for states in self.tasks.values()
         )
+
+    def at_rest(self) -> Status:
+        """The same while nobody computes: what is marked as running is pending."""
+        tasks = {
+            name: {**states, "pending": states["pending"] + states["running"], "running": 0}
+            for name, states in self.tasks.items()
+        }
+        return replace(self, tasks=tasks)
 
     def to_json(self) -> dict[str, Any]:
         """The object that ``overnight status --json`` prints."""
@@ -134,6 +142,19 @@ class ExportRow:
 
     input: InputRow
     results: Mapping[str, TaskResult]
+
+    def at_rest(self) -> ExportRow:
+        """The same while nobody computes: what is marked as running is pending."""
+        if not any(result.state == "running" for result in self.results.values()):
+            return self
+        waiting = TaskResult("pending")
+        return replace(
+            self,
+            results={
+                name: waiting if result.state == "running" else result
+                for name, result in self.results.items()
+            },
+        )
 
 
 @dataclass(frozen=True, slots=True)

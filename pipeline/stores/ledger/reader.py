@@ -14,7 +14,7 @@ from sqlalchemy.exc import DatabaseError, OperationalError
 
 from pipeline.config import upgraded
 from pipeline.errors import StoppedEarly
-from pipeline.records import Generation, unpack_generation
+from pipeline.records import WORKING, Generation, unpack_generation
 from pipeline.stores.ledger import queries
 from pipeline.stores.ledger.queries import (
     DocumentScores,
@@ -27,6 +27,7 @@ from pipeline.stores.ledger.queries import (
 )
 from pipeline.stores.ledger.schema import attempts, meta, replies, runs, work
 from pipeline.system.atomic_write import disk_fails, disk_is_full
+from pipeline.system.run_lock import RUN, RunLock
 
 RUNNER_DIED = "runner_died"
 """Outcome of an attempt in whose own work (its prompts, the reading of its answers) the runner died."""
@@ -35,9 +36,21 @@ RUNNER_DIED = "runner_died"
 class LedgerReader:
     """The methods of ``Ledger`` that change nothing. One thread."""
 
-    def __init__(self, engine: sa.Engine) -> None:
+    def __init__(self, engine: sa.Engine, lock: RunLock, *, write: bool) -> None:
         self._engine = engine
+        self._lock = lock
+        self._writes = write
         self._task_ids: dict[str, int] = {}
+
+    @property
+    def _at_rest(self) -> bool:
+        """Whether nobody computes: works that are marked as running were left so by a run that was killed, or
+        wait for its model.
+        """
+        holder = self._lock.holder()
+        if holder is None:
+            return not self._writes
+        return holder.command != RUN or holder.doing.get("stage", WORKING) != WORKING
 
     def resolved(self) -> dict[str, Any]:
         """What ``auto`` has meant in this run directory, by name."""
@@ -99,14 +112,17 @@ class LedgerReader:
     def status(self) -> Status:
         """Counts of the present inputs and works. Raises LedgerError when they do not add up."""
         with self._reading() as connection:
-            return queries.status(connection)
+            found = queries.status(connection)
+        return found.at_rest() if self._at_rest else found
 
     def rows(self) -> Iterator[ExportRow]:
         """Every present input in reading order with the results of the active tasks; flat in memory, one
         snapshot.
         """
+        at_rest = self._at_rest
         with self._reading() as connection:
-            yield from queries.export_rows(connection)
+            for row in queries.export_rows(connection):
+                yield row.at_rest() if at_rest else row
 
     def tasks(self) -> list[TaskRow]:
         """The active tasks, in the order in which they came."""
@@ -139,7 +155,10 @@ class LedgerReader:
     def result(self, task: str, key: str) -> dict[str, Any] | None:
         """State and result of one work, None when the task does not know it."""
         with self._reading() as connection:
-            return queries.one_result(connection, self._task_ids[task], key)
+            found = queries.one_result(connection, self._task_ids[task], key)
+        if found is not None and found["state"] == "running" and self._at_rest:
+            found["state"] = "pending"
+        return found
 
     def steps(self, task: str, key: str) -> list[RecordedStep]:
         """Recorded replies inside a work, with names and spans."""
