@@ -31,6 +31,7 @@ LIGHT = {
     "pipeline.cli.cache",
     "pipeline.cli.plan",
     "pipeline.cli.quality",
+    "pipeline.cli.watch",
     "pipeline.cli.common",
     "pipeline.errors",
     "pipeline.system",
@@ -259,7 +260,7 @@ def one_object(text: str) -> dict[str, Any]:
 JSON_COMMANDS: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "run": (("run", "{config}"), {"exit_code", "reason", "run_directory", "report", "status", "exports"}),
     "plan": (("plan", "{config}"), {"plan", "tasks", "notes"}),
-    "status": (("status", "{run}"), {"documents", "rejected", "duplicates", "complete", "tasks"}),
+    "status": (("status", "{run}"), {"documents", "rejected", "duplicates", "complete", "tasks", "run"}),
     "export": (("export", "{run}", "--output", "{folder}/out.parquet"), {"output", "rows"}),
     "report": (("report", "{run}"), {"inputs", "tasks", "runs", "rejects"}),
     "retry": (("retry", "{run}"), {"retried"}),
@@ -297,7 +298,9 @@ def test_without_json_it_is_words(night: ANight, name: str) -> None:
 
 def test_the_status_has_its_shape(night: ANight) -> None:
     counts = night.status()
-    assert set(counts) == {"documents", "rejected", "duplicates", "complete", "tasks"}
+    assert set(counts) == {"documents", "rejected", "duplicates", "complete", "tasks", "run"}
+    assert set(counts["run"]) == {"alive", "cut_off", "phase", "progress", "held_by", "last"}
+    assert (counts["run"]["alive"], counts["run"]["last"]["reason"]) == (False, "done")
     assert (counts["documents"], counts["rejected"], counts["duplicates"], counts["complete"]) == (
         6,
         0,
