@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from pipeline.cli.main import app
-from pipeline.cli.reference import config_keys
+from pipeline.config.keys import config_keys
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(

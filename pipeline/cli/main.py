@@ -323,7 +323,8 @@ def keys(
     as_json: AsJson = False,
 ) -> None:
     """Print every key of the configuration: what it may be, its default, and what it means."""
-    from pipeline.cli.reference import chosen, config_keys, markdown, text_lines, to_json
+    from pipeline.cli.reference import chosen, markdown, text_lines, to_json
+    from pipeline.config.keys import config_keys
 
     found = chosen(config_keys(), begin)
     print_facts(to_json(found) if as_json else None, markdown(found) if as_markdown else text_lines(found))

@@ -128,7 +128,7 @@ def calibrate_run(
             target_accuracy=target_accuracy,
             gold=None
             if gold is None
-            else read_gold(gold, labels_of(task), multi=is_multi(task), label_field=label_field),
+            else read_gold([gold], labels_of(task), multi=is_multi(task), label_field=label_field),
             unfit=shown_to_the_model(task),
         )
         for name, task in ((name, known[name]) for name in chosen)
@@ -145,8 +145,7 @@ def check_gold(task: LabelTask) -> None:
     """
     if not _uses_gold(task):
         return
-    assert task.gold is not None, "a task that uses gold labels names their file"
-    read_gold(task.gold, tuple(task.labels), multi=task.multi, label_field=task.label_field)
+    read_gold(task.gold_files, tuple(task.labels), multi=task.multi, label_field=task.label_field)
     if task.examples_per_label is None or task.target_accuracy is not None:
         extra("sklearn")
 
@@ -228,7 +227,7 @@ def _uses_gold(task: LabelTask) -> bool:
 def _configured_gold(task: LabelTask) -> Mapping[str, GoldLabel] | None:
     if task.gold is None or not _uses_gold(task):
         return None
-    return read_gold(task.gold, tuple(task.labels), multi=task.multi, label_field=task.label_field)
+    return read_gold(task.gold_files, tuple(task.labels), multi=task.multi, label_field=task.label_field)
 
 
 # ── one view ────────────────────────────────────────────────────────────────────────────────────────────────

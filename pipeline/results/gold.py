@@ -6,11 +6,12 @@ between them, or a JSON list; ``[]`` says that a document has none of them, whil
 
 from __future__ import annotations
 
+import glob
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from pipeline.config import SourceConfig
+from pipeline.config import SourceConfig, as_written
 from pipeline.errors import UsageError
 from pipeline.records import FieldValue
 from pipeline.sources import read_values
@@ -24,24 +25,24 @@ GoldLabel = str | tuple[str, ...]
 
 
 def read_gold(
-    path: str | Path,
+    paths: Sequence[str | Path],
     labels: Sequence[str],
     *,
     multi: bool = False,
     id_field: str = "id",
     label_field: str = "label",
 ) -> dict[str, GoldLabel]:
-    """Labels by document id. Rows without a label are left out: a review that is half filled in is a smaller
-    gold set.
+    """Labels by document id, of all files together. Rows without a label are left out: a review that is half
+    filled in is a smaller gold set.
 
     Raises UsageError for a file without gold labels, and for labels that are none of the task's; SourceError
     when it cannot be read.
     """
-    _require(path)
+    told = ", ".join(map(str, paths))
     found: dict[str, GoldLabel] = {}
     wrong: list[str] = []
     clashing: list[str] = []
-    for name, text in _rows(path, id_field, label_field):
+    for name, text in (row for path in paths for row in _rows(path, id_field, label_field)):
         named = parse_labels(text, labels) if multi else (text,)
         unknown = [label for label in named if label not in labels]
         wrong += [f"{label!r} (document {name!r})" for label in unknown]
@@ -50,24 +51,23 @@ def read_gold(
             clashing.append(repr(name))
     if wrong:
         raise UsageError(
-            f"{path} has labels that the task does not have: {', '.join(wrong[:_SHOWN])}{_more(wrong)}; "
+            f"{told} has labels that the task does not have: {', '.join(wrong[:_SHOWN])}{_more(wrong)}; "
             f"it has {', '.join(labels)}"
         )
     if clashing:
         raise UsageError(
-            f"{path} gives different labels to the same document: "
+            f"{told} gives different labels to the same document: "
             f"{', '.join(clashing[:_SHOWN])}{_more(clashing)}"
         )
     if not found:
         raise UsageError(
-            f"{path} holds no gold labels: rows with the fields {id_field!r} and {label_field!r} are needed"
+            f"{told} holds no gold labels: rows with the fields {id_field!r} and {label_field!r} are needed"
         )
     return found
 
 
 def gold_ids(path: str | Path, *, id_field: str = "id", label_field: str = "label") -> set[str]:
     """Ids of the documents that a file gives a label to, whatever it is. Raises UsageError, SourceError."""
-    _require(path)
     return {name for name, _ in _rows(path, id_field, label_field)}
 
 
@@ -91,20 +91,22 @@ def written_labels(named: Sequence[str]) -> str:
     return "|".join(named) if plain else json.dumps(list(named), ensure_ascii=False)
 
 
-def _require(path: str | Path) -> None:
-    if "://" not in str(path) and not Path(path).exists():
-        raise UsageError(f"there is no gold file {path}")
-
-
 def _rows(path: str | Path, id_field: str, label_field: str) -> Iterator[tuple[str, str]]:
     """Id and label of each row that has both, as they were before our own files escaped them for
     spreadsheets.
     """
     back = from_spreadsheet if is_table(str(path)) else str
-    for name, value in read_values(SourceConfig(path=str(path), id_field=id_field, text_field=label_field)):
+    for name, value in read_values(_source(path, id_field, label_field)):
         label = _label(value)
         if label:
             yield back(name), back(label)
+
+
+def _source(path: str | Path, id_field: str, label_field: str) -> SourceConfig:
+    name = str(path)
+    if "://" not in name and not glob.has_magic(name) and not Path(name).exists():
+        raise UsageError(f"there is no gold file {path}")
+    return SourceConfig(path=as_written(name), id_field=id_field, text_field=label_field)
 
 
 def _label(value: FieldValue) -> str:

@@ -114,7 +114,7 @@ def _filesystem(path: str) -> tuple[Any, str]:
     if path.startswith("file://"):
         path = path.removeprefix("file://")
     if "://" not in path and "::" not in path:
-        return None, str(Path(path).expanduser())
+        return None, str(Path(path))
     import fsspec  # only where a URL is used
 
     try:

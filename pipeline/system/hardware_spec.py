@@ -15,8 +15,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from pipeline.errors import ConfigError
 from pipeline.system.hardware import Disk, Hardware, Rates
 from pipeline.system.hardware_datasheet import (
@@ -32,6 +30,7 @@ from pipeline.system.hardware_datasheet import (
     parse_link,
 )
 from pipeline.system.units import parse_bytes
+from pipeline.system.yaml_text import read_yaml_file
 
 _DISKS = {"nvme": NVME, "sata": SATA, "hdd": HARD_DISK}
 _KEYS = ("gpus", "ram", "cores", "pcie", "disks", "rates")
@@ -73,12 +72,7 @@ def described(
 
 def read_hardware(path: Path) -> Hardware:
     """A machine from a file. Raises ConfigError that names the key."""
-    try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8-sig"))  # JSON is YAML
-    except OSError as error:
-        raise ConfigError(f"cannot read the hardware file {path}: {error.strerror or error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is neither YAML nor JSON: {' '.join(str(error).split())}") from None
+    raw = read_yaml_file(path, "hardware file").value  # JSON is YAML
     if not isinstance(raw, dict):
         raise ConfigError(
             f"{path} describes no machine: its top level must be keys such as gpus, ram and cores"

@@ -5,29 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import yaml
-
 Place = tuple[int | str, ...]
 _LEAST, _BEYOND = -(2**63), 2**64  # what a message can carry
-
-
-class YamlLoader(yaml.SafeLoader):
-    """Reads YAML, and JSON as JSON means it: a character beyond 16 bits may stand there as the two halves of
-    it, of which YAML makes two characters that are none.
-    """
-
-    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> Any:
-        """The text of ``node``."""
-        return _joined(str(super().construct_scalar(node)))
-
-
-def read_yaml(text: str) -> Any:
-    """The plain values that ``text`` says. Raises yaml.YAMLError, ValueError, RecursionError."""
-    loader = YamlLoader(text)  # as yaml.load does it, which could be given an unsafe one
-    try:
-        return loader.get_single_data()
-    finally:
-        loader.dispose()
 
 
 def what_is_lost(value: Any, place: Place = ()) -> Iterator[tuple[Place, str]]:
@@ -54,8 +33,10 @@ def _is_text(value: str) -> bool:
     return True
 
 
-def _joined(text: str) -> str:
-    """``text`` with its halves put together; as it is, where one of them has no other."""
+def joined_halves(text: str) -> str:
+    """``text`` with characters that stand in it as two halves of 16 bits put together; as it is, where one of
+    them has no other.
+    """
     try:
         return text if _is_text(text) else text.encode("utf-16", "surrogatepass").decode("utf-16")
     except UnicodeDecodeError:

@@ -110,7 +110,7 @@ def test_a_hardware_file_and_words_exclude_each_other(night: ANight, tmp_path: P
         (("--hardware", str(machine), "--ram", "8GiB"), "both describe the machine"),
         (("--ram", "8GiB", "--measure"), "times this machine"),
         (("--vram", "a lot"), "is not a size"),
-        (("--hardware", str(tmp_path / "gone.yaml")), "cannot read the hardware file"),
+        (("--hardware", str(tmp_path / "gone.yaml")), "there is no hardware file"),
         (("--plots", str(tmp_path), "--plot-format", "gif"), "choose one of png, svg"),
     ):
         done = night.command("plan", str(night.config), *arguments)

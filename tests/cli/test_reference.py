@@ -12,8 +12,8 @@ import yaml
 from typer.testing import CliRunner
 
 from pipeline.cli.main import app
-from pipeline.cli.reference import Key, config_keys
 from pipeline.config import Config
+from pipeline.config.keys import Key, config_keys
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "configs" / "REFERENCE.md"

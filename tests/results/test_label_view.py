@@ -251,10 +251,10 @@ def test_ids_and_labels_come_back_from_our_own_tables(tmp_path: Path, name: str)
         csv.writer(stream).writerows(
             [("id", "label"), (spreadsheet_text(name), spreadsheet_text("-x")), ("b", "-y")]
         )
-    assert read_gold(path, ("-x", "-y")) == {name: "-x", "b": "-y"}
+    assert read_gold([path], ("-x", "-y")) == {name: "-x", "b": "-y"}
     plain = tmp_path / "gold.jsonl"
     plain.write_text(json.dumps({"id": f"'{name}", "label": "-x"}) + "\n")
-    assert read_gold(plain, ("-x", "-y")) == {f"'{name}": "-x"}
+    assert read_gold([plain], ("-x", "-y")) == {f"'{name}": "-x"}
 
 
 def test_command(folder: Path, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_a_filled_in_review_is_a_gold_file(tmp_path: Path) -> None:
         for row in rows
     )
     _fill(tmp_path / "review.csv", truth, 20)
-    gold = read_gold(tmp_path / "review.csv", LABELS)
+    gold = read_gold([tmp_path / "review.csv"], LABELS)
     assert gold == {row["id"]: truth[row["id"]] for row in rows[:20]}
     with Ledger.open(tmp_path / "run" / LEDGER, write=True) as ledger:
         view = calibrate_run(ledger, names=["topic"], gold=tmp_path / "review.csv")["topic"]
@@ -131,7 +131,7 @@ def test_ids_that_a_spreadsheet_would_compute_make_the_round_trip(tmp_path: Path
     rows = _rows(tmp_path / "review.csv")
     assert all(row["id"].startswith(f"'{mark}") for row in rows)
     _fill(tmp_path / "review.csv", {f"'{name}": label for name, label in truth.items()})
-    gold = read_gold(tmp_path / "review.csv", LABELS)
+    gold = read_gold([tmp_path / "review.csv"], LABELS)
     assert gold == {row["id"][1:]: truth[row["id"][1:]] for row in rows}
     with Ledger.open(tmp_path / "run" / LEDGER, write=True) as ledger:
         assert (
@@ -195,7 +195,7 @@ def test_a_sample_is_spread_out_and_a_gold_file_once_filled_in(tmp_path: Path) -
     assert all(row["text"] == originals[row["id"]] for row in picked)
     truth = {row["id"]: row["id"].rstrip("0123456789") for row in rows}
     _fill(tmp_path / "sample.csv", truth)
-    assert read_gold(tmp_path / "sample.csv", LABELS) == {row["id"]: truth[row["id"]] for row in picked}
+    assert read_gold([tmp_path / "sample.csv"], LABELS) == {row["id"]: truth[row["id"]] for row in picked}
 
 
 def test_places_that_must_not_be_written_to_are_refused(tmp_path: Path) -> None:

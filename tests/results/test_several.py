@@ -171,7 +171,7 @@ def test_tables_name_several_labels(tmp_path: Path, cell: str) -> None:
     path = tmp_path / "gold.csv"
     with path.open("w", encoding="utf-8", newline="") as stream:
         csv.writer(stream).writerows([("id", "label"), ("a", cell), ("b", "[]"), ("c", ""), ("d", "legal")])
-    assert read_gold(path, LABELS, multi=True) == {"a": ("urgent", "money"), "b": (), "d": ("legal",)}
+    assert read_gold([path], LABELS, multi=True) == {"a": ("urgent", "money"), "b": (), "d": ("legal",)}
 
 
 @pytest.mark.parametrize("named", [(), ("a",), ("a", "b"), ("a;b", "c"), ("x|y",), ("[z",), ('"',)])
@@ -186,7 +186,7 @@ def test_labels_that_the_task_does_not_have_are_refused(
     path = tmp_path / "gold.jsonl"
     path.write_text(json.dumps({"id": "a", "label": kind(["urgent", "nonsense"])}) + "\n")
     with pytest.raises(UsageError, match="'nonsense'"):
-        read_gold(path, LABELS, multi=True)
+        read_gold([path], LABELS, multi=True)
 
 
 def test_a_review_is_filled_in_and_becomes_gold(tmp_path: Path) -> None:
@@ -204,7 +204,7 @@ def test_a_review_is_filled_in_and_becomes_gold(tmp_path: Path) -> None:
         table = csv.DictWriter(stream, list(rows[0]))
         table.writeheader()
         table.writerows({**row, "label": written_labels(truth[row["id"]])} for row in rows)
-    assert read_gold(path, LABELS, multi=True) == {row["id"]: tuple(truth[row["id"]]) for row in rows}
+    assert read_gold([path], LABELS, multi=True) == {row["id"]: tuple(truth[row["id"]]) for row in rows}
     assert _calibrate(tmp_path, gold=path).gold_labels
     with Ledger.open(tmp_path / "run" / LEDGER, write=False) as ledger:
         again = review_run(ledger, tmp_path / "again.csv", 80)

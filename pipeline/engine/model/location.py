@@ -57,7 +57,7 @@ def locate(config: ModelConfig, say: Callable[[str], None] = lambda _: None) -> 
     """
     if config.id == DEMO_MODEL:
         return Location(demo_model(say), packaged=True)
-    path = Path(config.id).expanduser()
+    path = Path(config.id)
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ConfigError(

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pipeline.config import SourceConfig
+from pipeline.config import SourceConfig, as_written
 from pipeline.errors import ConfigError, SourceError
 from pipeline.quality.examples import Example
 from pipeline.records import Document, Reject, digest
@@ -29,8 +29,9 @@ def labelled_for(task: LabelTask) -> list[Example]:
         return _checked(rows, task, "examples")
     if task.examples is not None:
         return _checked(_read(task.examples, task, partial=False), task, task.examples)
-    if task.gold is not None and task.examples_per_label is not None:
-        return _checked(_read(task.gold, task, partial=True), task, task.gold)
+    if task.gold_files and task.examples_per_label is not None:
+        rows = [row for path in task.gold_files for row in _read(path, task, partial=True)]
+        return _checked(rows, task, ", ".join(task.gold_files))
     return []
 
 
@@ -38,7 +39,7 @@ def _read(path: str, task: LabelTask, *, partial: bool) -> list[Example]:
     found: list[Example] = []
     back = from_spreadsheet if is_table(path) else str  # what our own review files escape for spreadsheets
     try:
-        for row in read_source(SourceConfig(path=path), (task.label_field,)):
+        for row in read_source(SourceConfig(path=as_written(path)), (task.label_field,)):
             if isinstance(row, Reject):
                 raise ConfigError(
                     f"task {task.name!r}: {row.origin.file}, line {row.origin.line}: {row.reason}"

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
-from pipeline.config import TaskSection, absolute_path
+from pipeline.config import FilePath, TaskSection
 
 
 class ShownExample(BaseModel):
@@ -28,7 +28,7 @@ class ShownExample(BaseModel):
 
 
 _ExamplesKey = Annotated[
-    Annotated[str, Tag("file")] | Annotated[list[ShownExample], Tag("inline")],
+    Annotated[FilePath, Tag("file")] | Annotated[list[ShownExample], Tag("inline")],
     Discriminator(lambda value: "inline" if isinstance(value, list) else "file"),
 ]
 
@@ -52,9 +52,9 @@ class LabelTask(TaskSection):
     examples: _ExamplesKey | None = Field(
         None, description="shown to the model: a file with id, text and label, or a list of text and label"
     )
-    gold: str | None = Field(
+    gold: FilePath | list[FilePath] | None = Field(
         None,
-        description="a file with id and label to calibrate by after the run; of its texts "
+        description="files with id and label to calibrate by after the run; of their texts "
         "examples_per_label are shown to the model",
     )
     label_field: str = Field("label", min_length=1, description="the column of the label in these files")
@@ -181,6 +181,27 @@ class LabelTask(TaskSection):
         return self
 
     @property
+    def gold_files(self) -> list[str]:
+        """``gold`` as a list."""
+        return [self.gold] if isinstance(self.gold, str) else list(self.gold or ())
+
+    def idle_keys(self) -> Iterator[tuple[str, str]]:
+        """See TaskSection."""
+        yield from super().idle_keys()
+        files = self.gold is not None or isinstance(self.examples, str)
+        shown = self.examples is not None or self.examples_per_label is not None
+        obeyed = {
+            "label_field": (files, "there is neither gold nor a file of examples"),
+            "examples_tokens": (shown, "no examples are shown"),
+            "examples_seed": (self.examples_per_label is not None, "examples_per_label draws none"),
+            "score_tolerance": (self.calibration == "none", "only calibration: none saves that work"),
+            "expected_shares": (self.calibration != "none", "calibration: none uses no shares"),
+        }
+        for key, (used, why) in obeyed.items():
+            if not used and getattr(self, key) != type(self).model_fields[key].default:
+                yield key, f"nothing obeys it: {why}; delete it"
+
+    @property
     def read_names(self) -> dict[str, str]:
         """Each label with the name that the model reads and is scored on."""
         return {name: _spaced(name) if self.label_names == "spaced" else name for name in self.labels}
@@ -195,13 +216,6 @@ class LabelTask(TaskSection):
             return
         for label, about in own.pop("labels").items():
             yield [own, label, about], beside
-
-    def anywhere(self) -> Self:
-        """See TaskSection: ``gold`` and ``examples``."""
-        files = {"gold": self.gold, "examples": self.examples}
-        return self.model_copy(
-            update={key: absolute_path(path) for key, path in files.items() if isinstance(path, str)}
-        )
 
 
 def _check_shares(shares: Mapping[str, float], labels: Collection[str], *, multi: bool) -> None:

@@ -1,6 +1,4 @@
-"""The configuration: pydantic models of the YAML file. Unknown keys are refused, wrong values named with
-their place.
-"""
+"""The keys of the configuration, as pydantic models: what each may be, its default, and what it means."""
 
 from __future__ import annotations
 
@@ -8,12 +6,11 @@ import functools
 import operator
 import pkgutil
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-import yaml
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -21,14 +18,12 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     JsonValue,
-    ValidationError,
     field_validator,
     model_validator,
 )
 from pydantic_core import CoreSchema
 
-from pipeline.errors import ConfigError
-from pipeline.system.plain_values import read_yaml, what_is_lost
+from pipeline.config.paths import FilePath, FolderOrName, absolute_path, with_paths
 from pipeline.system.units import parse_bytes
 
 ByteSize = Annotated[int, BeforeValidator(parse_bytes)]
@@ -91,8 +86,8 @@ def _plain(value: Any, dumped: Any) -> Any:
 class ModelConfig(_Section):
     """Which model, and in which numbers."""
 
-    id: str = Field(
-        min_length=1, description="Hub id, local folder, or the packaged demo model smollm2-135m-instruct"
+    id: FolderOrName = Field(
+        description="Hub id, local folder, or the packaged demo model smollm2-135m-instruct"
     )
     revision: str | None = Field(
         None, description="branch, tag or commit of a Hub model; null: its default branch"
@@ -145,7 +140,7 @@ class ModelConfig(_Section):
 class StoreConfig(_Section):
     """Caches that outlive the process."""
 
-    path: str | None = Field(
+    path: FilePath | None = Field(
         None, description="folder of the store, which runs may share; null: inside the run directory"
     )
     quota: ByteSize = Field(
@@ -165,20 +160,6 @@ class StoreConfig(_Section):
     checkpoint_seconds: float = Field(
         10, gt=0, description="work on a long document is saved about so often; what a crash can cost"
     )
-
-    @field_validator("path")
-    @classmethod
-    def _names_a_folder(cls, value: str | None) -> str | None:
-        if value is not None:
-            if not value.strip() or "\0" in value:
-                raise ValueError("it names no folder; write null for one inside the run directory")
-            try:
-                Path(value).expanduser()
-            except RuntimeError:
-                raise ValueError(
-                    f"the home directory of {Path(value).parts[0]} is not known here; write the whole path"
-                ) from None
-        return value
 
 
 class KvCacheConfig(_Section):
@@ -200,7 +181,11 @@ class KvCacheConfig(_Section):
 
 
 class GroupConfig(_Section):
-    """Join consecutive rows (retrieved chunks, pages) that share a field into one document."""
+    """Join consecutive rows (retrieved chunks, pages) that share a field into one document. ``short_form`` is
+    the key that a text alone says.
+    """
+
+    short_form: ClassVar[str] = "field"
 
     field: str = Field(
         description="rows that follow each other with the same value here are one document, whose id it is"
@@ -214,7 +199,7 @@ class GroupConfig(_Section):
 class SourceConfig(_Section):
     """Where documents come from."""
 
-    path: str | list[str] = Field(
+    path: FilePath | list[FilePath] = Field(
         description="a file, a folder, a glob pattern, hf://owner/name, an fsspec URL, or a list of these"
     )
     format: Literal["auto", "jsonl", "json", "parquet", "csv", "tsv", "text", "hub", "saved"] = Field(
@@ -243,13 +228,14 @@ class SourceConfig(_Section):
     @field_validator("group_by", mode="before")
     @classmethod
     def _short_form(cls, value: object) -> object:
-        return {"field": value} if isinstance(value, str) else value
+        return {GroupConfig.short_form: value} if isinstance(value, str) else value
 
-    def anywhere(self) -> SourceConfig:
-        """The same source with local paths made absolute, for commands that are run from another folder
-        later.
-        """
-        return self.model_copy(update={"path": [absolute_path(path) for path in self.paths]})
+    def idle_keys(self) -> Iterator[tuple[str, str]]:
+        """Keys that say something about another kind of source than this one, each with the reason."""
+        on_hub = self.format == "hub" or any(path.startswith("hf://") for path in self.paths)
+        for key in ("subset", "revision"):
+            if getattr(self, key) is not None and not on_hub:
+                yield key, "nothing obeys it: the source is no Hub dataset; delete it"
 
     @property
     def paths(self) -> list[str]:
@@ -308,20 +294,19 @@ class TaskSection(_Section):
         """
         yield self.own_texts(), 0
 
+    def idle_keys(self) -> Iterator[tuple[str, str]]:
+        """Keys that say something which nothing obeys, as the others are, each with the reason: they are
+        refused.
+        """
+        how = getattr(self, "long_documents", None)
+        if how in ("fail", "truncate"):
+            for key in ("overlap_tokens", "max_parts"):
+                if getattr(self, key) != TaskSection.model_fields[key].default:
+                    yield key, f"nothing obeys it: with long_documents: {how} there are no parts; delete it"
+
     def own_texts(self) -> dict[str, Any]:
         """Everything configured but the name and the kind, as plain values."""
         return self.model_dump(mode="json", exclude={"name", "kind"})
-
-    def anywhere(self) -> Self:
-        """The same task with the paths of its files made absolute, for commands that are run from another
-        folder later.
-        """
-        return self
-
-
-def absolute_path(path: str) -> str:
-    """A local path made absolute; addresses stay as they are."""
-    return path if "://" in path else str(Path(path).absolute())
 
 
 class _OfARegisteredKind:
@@ -330,13 +315,20 @@ class _OfARegisteredKind:
     """
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        union: Any = functools.reduce(operator.or_, (kind.section for kind in _registered().values()))
+        union: Any = functools.reduce(operator.or_, (kind.section for kind in registered_kinds().values()))
         return handler.generate_schema(Annotated[union, Field(discriminator="kind")])
 
 
-def _registered() -> Mapping[str, Any]:
+def registered_kinds() -> Mapping[str, Any]:
+    """The kinds of task by name; see ``pipeline.tasks.registry``."""
     found: Mapping[str, Any] = pkgutil.resolve_name("pipeline.tasks.registry:kinds")()
     return found
+
+
+def why_no_kind(name: str) -> str:
+    """Why there is no kind of task of that name, a sentence."""
+    said: str = pkgutil.resolve_name("pipeline.tasks.registry:why_not")(name)
+    return said
 
 
 TaskConfig = Annotated[TaskSection, _OfARegisteredKind()]
@@ -411,7 +403,7 @@ class EngineConfig(_Section):
 class RunConfig(_Section):
     """The run directory and when to stop."""
 
-    directory: str = Field(
+    directory: FilePath = Field(
         description="folder of the ledger, the report and the lock; the same one goes on with a run"
     )
     deadline: str | None = Field(
@@ -430,13 +422,6 @@ class RunConfig(_Section):
         description="with less memory free on this machine, the worker is restarted, or the run stops; 0: "
         "not watched",
     )
-
-    @field_validator("directory")
-    @classmethod
-    def _names_a_folder(cls, value: str) -> str:
-        if "\0" in value:
-            raise ValueError("it names no folder")
-        return value
 
     @field_validator("deadline", mode="before")
     @classmethod
@@ -467,18 +452,10 @@ class Config(_Section):
     run: RunConfig
 
     def anywhere(self) -> Config:
-        """The same configuration with the local paths of everything it reads made absolute, and that of its
-        KV store.
+        """The same configuration with its local paths made absolute, for commands that are run from another
+        folder later.
         """
-        tasks = [task.anywhere() for task in self.tasks]
-        path = self.kv_cache.store.path
-        store = self.kv_cache.store.model_copy(
-            update={"path": None if path is None else str(Path(path).expanduser().absolute())}
-        )
-        kv_cache = self.kv_cache.model_copy(update={"store": store})
-        return self.model_copy(
-            update={"source": self.source.anywhere(), "tasks": tasks, "kv_cache": kv_cache}
-        )
+        return with_paths(self, absolute_path)
 
     @field_validator("tasks")
     @classmethod
@@ -488,7 +465,7 @@ class Config(_Section):
             if names.count(name) > 1:
                 raise ValueError(f"two tasks are called {name!r}; results are told apart by name")
         for name, kind in ((task.name, task.kind) for task in value):
-            for ending in ("_status", "_error", "_finish_reason", *_registered()[kind].endings):
+            for ending in ("_status", "_error", "_finish_reason", *registered_kinds()[kind].endings):
                 if name + ending in names:
                     raise ValueError(
                         f"the task name {name}{ending} is taken: the export has a column of that name "
@@ -500,148 +477,4 @@ class Config(_Section):
 def store_folder(config: Config) -> Path:
     """Where the KV store of a configuration lies."""
     path = config.kv_cache.store.path
-    return Path(config.run.directory) / "kv" if path is None else Path(path).expanduser()
-
-
-def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Read ``path`` and apply ``overrides`` ("a.b=c", the value read as YAML). Raises ConfigError with the
-    place of each fault.
-    """
-    try:
-        raw = read_yaml(Path(path).read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise ConfigError(f"there is no configuration file {path}") from None
-    except IsADirectoryError:
-        raise ConfigError(f"{path} is a folder; name the YAML file in it") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(raw, dict):
-        raise ConfigError(
-            f"{path} holds no configuration: its top level must be keys such as model, source, tasks and run"
-        )
-    for override in overrides:
-        _apply(raw, override)
-    return parse_config(raw, str(path))
-
-
-RETIRED = {"engine.decoder": "this key is gone, because there is only one decoder now; delete it"}
-"""What a file that still has a key of an earlier version is told, by dotted place; ``*`` is any item of a
-list. Recorded configurations may hold such keys for ever: they are read through ``upgraded``.
-"""
-
-
-def upgraded(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration that a run directory holds, as this version would have recorded it: a copy without the
-    keys that are ``RETIRED``.
-    """
-    kept: dict[str, Any] = _kept(recorded, ())
-    return kept
-
-
-def _kept(node: Any, place: tuple[int | str, ...]) -> Any:
-    """``node``, which lies at ``place``, without retired keys."""
-    if isinstance(node, list):
-        return [_kept(item, (*place, index)) for index, item in enumerate(node)]
-    if not isinstance(node, Mapping):
-        return node
-    return {
-        key: _kept(value, (*place, key)) for key, value in node.items() if _key((*place, key)) not in RETIRED
-    }
-
-
-def _key(place: tuple[int | str, ...]) -> str:
-    """``place`` as ``RETIRED`` has it: ``tasks.*.labels``."""
-    return ".".join("*" if isinstance(part, int) else str(part) for part in place)
-
-
-def parse_config(raw: Mapping[str, Any], origin: str = "configuration") -> Config:
-    """Validate a mapping. Raises ConfigError that lists every fault with its place."""
-    try:
-        config = Config.model_validate(raw)
-        faults = [f"  {_place(place)}: {said}" for place, said in what_is_lost(config.model_dump())]
-    except ValidationError as error:
-        faults = [f"  {_place(_untagged(fault['loc']))}: {_sentence(fault)}" for fault in error.errors()]
-    if faults:
-        raise ConfigError(f"{origin} is not valid:\n" + "\n".join(faults))
-    return config
-
-
-def _place(location: tuple[int | str, ...]) -> str:
-    """``tasks[1].labels``."""
-    text = ""
-    for part in location:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
-    return text or "(top level)"
-
-
-def _untagged(location: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """``location`` as the file has it: without the tag of a task's kind, which stands behind the task's
-    number, and without pydantic's word for a key.
-    """
-    tagged = len(location) > 2 and location[0] == "tasks" and isinstance(location[1], int)
-    untagged = (*location[:2], *location[3:]) if tagged else location
-    return tuple(part for part in untagged if part != "[key]")
-
-
-def _sentence(fault: Any) -> str:
-    kind, message = fault["type"], str(fault["msg"]).removeprefix("Value error, ")
-    if kind == "union_tag_not_found":
-        return f"the key kind is required; there are {', '.join(_registered())}"
-    if kind == "union_tag_invalid":
-        said: str = pkgutil.resolve_name("pipeline.tasks.registry:why_not")(fault["ctx"]["tag"])
-        return said
-    if kind == "invalid-json-value":
-        return f"{fault['input']!r:.80} was read as {type(fault['input']).__name__}; put it in quotes"
-    if kind == "extra_forbidden":
-        return RETIRED.get(_key(_untagged(fault["loc"])), "unknown key")
-    if kind == "missing":
-        return "this key is required"
-    return (
-        message
-        if kind == "value_error" or "found" in message
-        else f"{message} (found {fault['input']!r:.80})"
-    )
-
-
-def _apply(raw: dict[str, Any], override: str) -> None:
-    """Set one dotted key in place; list items by number ("tasks.0.name=x") or a task by its name
-    ("tasks.topic.multi=true").
-    """
-    key, equals, text = override.partition("=")
-    if not equals or not key.strip():
-        raise ConfigError(f"--set {override!r} is not of the form a.b=c")
-    try:
-        value = read_yaml(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigError(
-            f"--set {override!r}: the value is not valid YAML: {' '.join(str(error).split())}"
-        ) from None
-    *path, last = key.strip().split(".")
-    node: Any = raw
-    for part in path:
-        node = _child(node, part, override)
-    if isinstance(node, list):
-        node[_index(node, last, override)] = value
-    elif isinstance(node, dict):
-        node[last] = value
-    else:
-        raise ConfigError(f"--set {override!r}: {'.'.join(path)} is a plain value and has no keys")
-
-
-def _child(node: Any, part: str, override: str) -> Any:
-    if isinstance(node, list):
-        return node[_index(node, part, override)]
-    if not isinstance(node, dict):
-        raise ConfigError(f"--set {override!r}: nothing called {part!r} can lie inside a plain value")
-    if node.get(part) is None:
-        node[part] = {}
-    return node[part]
-
-
-def _index(items: list[Any], part: str, override: str) -> int:
-    for index, item in enumerate(items):
-        if str(index) == part or (isinstance(item, dict) and item.get("name") == part):
-            return index
-    raise ConfigError(f"--set {override!r}: the list has no item {part!r} (it has {len(items)})")
+    return Path(config.run.directory) / "kv" if path is None else Path(path)
