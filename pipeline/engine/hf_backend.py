@@ -15,7 +15,7 @@ from pipeline.engine.device_failure import naming_the_device, require_cards
 from pipeline.engine.interface import Engine, ModelFacts, PlanRequest
 from pipeline.engine.model.cpu_products import speed_up
 from pipeline.engine.model.facts import model_facts
-from pipeline.engine.model.identity import tokenizer_identity, weights_identity
+from pipeline.engine.model.identity import digest_of_files, tokenizer_identity, weights_identity
 from pipeline.engine.model.loading import LoadedModel, load_model
 from pipeline.engine.model.location import Location, locate
 from pipeline.engine.model.precision import architecture, resolve_attention, resolve_dtype
@@ -55,9 +55,7 @@ class TransformersBackend:
     def identity(self) -> Mapping[str, Any]:
         """Weights and tokenizer, by digest or commit."""
         return {
-            "id": self._config.model.id,
-            "revision": self._config.model.revision,
-            "weights": self._weights,
+            "weights": self._weights | digest_of_files(self._location),
             "tokenizer": tokenizer_identity(self._location),
         }
 

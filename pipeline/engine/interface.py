@@ -93,8 +93,8 @@ class Backend(Protocol):
         ...
 
     def identity(self) -> Mapping[str, Any]:
-        """What makes this model this model: ids, revision, weights and tokenizer digests; enters every
-        fingerprint.
+        """What makes this model this model, which enters every fingerprint: ``weights`` (a mapping of their
+        digests) and ``tokenizer``; ``id`` and ``revision`` where there are none of these.
         """
         ...
 

@@ -117,7 +117,7 @@ def begin_session(
         "command": sys.argv,
         "config": config.anywhere().model_dump(mode="json"),
         "versions": stack_versions(),
-        "model": dict(prepared.identity["model"]),
+        "model": {"id": config.model.id, "revision": config.model.revision, **prepared.identity["model"]},
         "notes": list(prepared.notes),
         "plan": asdict(prepared.plan),
     }

@@ -155,3 +155,19 @@ def test_an_added_task_finds_the_documents_in_the_old_store(
     assert states(folder / "run")["mood", "done"] == 8
     print(_store_facts(folder / "run"))
     assert _store_facts(folder / "run")["hits"] >= 1
+
+
+def test_a_run_goes_on_elsewhere_with_its_model_under_another_name(tmp_path: Path) -> None:
+    """The weights are the same, whatever their folder is called and wherever everything lies."""
+    restore(tmp_path / "first")
+    moved = tmp_path / "second" / "place"
+    shutil.move(tmp_path / "first", moved)
+    (moved / "model").rename(moved / "renamed")
+    before = results(moved / "run")
+    given = ("--set", "model.id=place/renamed", "--set", "run.directory=place/run")
+    overnight(
+        "run", "place/config.yaml", *given, "--set", "source.path=place/in.jsonl", code=3, cwd=moved.parent
+    )
+    after = results(moved / "run")
+    assert {key: row for key, row in after.items() if key in before} == before
+    assert states(moved / "run")["topic", "done"] == 8

@@ -1,10 +1,11 @@
 """What makes a model this model, told without loading it: enters every fingerprint.
 
-A snapshot of the Hub is named by its commit, the packaged model by the digest of its file. For a local folder
-the weights are sampled: name, size and header of every safetensors file (all tensor names, shapes and types)
-and 4 KiB from the middle of every tensor. That takes well under a second where reading everything would take
-minutes, and notices any training, merging or requantizing, which touch whole tensors. It does not notice a
-few bytes changed by hand elsewhere. Folder names do not count: a moved model stays the same.
+A snapshot of the Hub is named by its commit, the packaged model by the digest of its file, and both, as every
+local folder, by their weights where these are here. Weights are sampled: name, size and header of every
+safetensors file (all tensor names, shapes and types) and 4 KiB from the middle of every tensor. That takes
+well under a second where reading everything would take minutes, and notices any training, merging or
+requantizing, which touch whole tensors. It does not notice a few bytes changed by hand elsewhere. Folder
+names do not count: a moved model stays the same.
 """
 
 from __future__ import annotations
@@ -51,13 +52,20 @@ def weights_identity(config: ModelConfig, location: Location | None = None) -> d
     code = {"code": _code_digest(place.folder)} if config.trust_remote_code else {}
     if place.repository is not None and place.commit is not None:
         return {"repository": place.repository, "commit": place.commit, **code}
+    return digest_of_files(place) | code
+
+
+def digest_of_files(place: Location) -> dict[str, str]:
+    """The weights by what lies in their folder, as plain values; nothing where they are still to be fetched.
+    Raises ConfigError.
+    """
+    files = weight_files(place)
+    if not all(file.is_file() for file in files):
+        return {}
     settings = [
         f"{name}:{_canonical(place.json(name))}" for name in ("config.json", "generation_config.json")
     ]
-    return {
-        "weights": digest(*settings, *(part for file in weight_files(place) for part in _file_parts(file))),
-        **code,
-    }
+    return {"weights": digest(*settings, *(part for file in files for part in _file_parts(file)))}
 
 
 def tokenizer_identity(location: Location) -> str:

@@ -26,6 +26,7 @@ from pipeline.records import STATES, Generation, Outcome, Step, TaskJob, WorkId,
 from pipeline.stores.ledger.inventory import Inventory
 from pipeline.stores.ledger.queries import ViewRow
 from pipeline.stores.ledger.reader import RUNNER_DIED, LedgerReader, disk_refuses, stopped_by
+from pipeline.stores.ledger.same_task import same_task
 from pipeline.stores.ledger.schema import (
     attempts,
     connect,
@@ -215,7 +216,7 @@ class Ledger(LedgerReader):
                 versions = connection.execute(
                     sa.select(tasks).where(tasks.c.name == job.name).order_by(tasks.c.version)
                 ).all()
-                same = next((row for row in versions if row.fingerprint == job.fingerprint), None)
+                same = next((row for row in versions if same_task(row.identity, job.identity)), None)
                 if same is None and versions and not fork:
                     active = next(row for row in versions if row.active)
                     refused.append(describe_change(job.name, active.identity, job.identity))

@@ -7,13 +7,15 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pipeline.stores.ledger.same_task import told_apart_by
+
 _LONG = 60
 
 
 def describe_change(task: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
     """The changed keys by dotted path, old → new; long texts as the lines that differ."""
     lines = [f"task {task!r}:"]
-    before, after = dict(_flat(old)), dict(_flat(new))
+    before, after = (dict(_flat(identity)) for identity in told_apart_by(old, new))
     for path in sorted(before.keys() | after.keys()):
         if before.get(path) != after.get(path):
             lines += [f"  {line}" for line in _change(path, before.get(path), after.get(path))]
@@ -25,7 +27,7 @@ def _flat(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         for key, inner in value.items():
             yield from _flat(inner, f"{path}.{key}" if path else str(key))
     else:
-        yield path, json.loads(json.dumps(value))
+        yield path, value
 
 
 def _change(path: str, old: Any, new: Any) -> list[str]:
