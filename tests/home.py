@@ -22,7 +22,10 @@ _FAMILIES = ("OVERNIGHT_", "HF_", "HUGGINGFACE_", "TRANSFORMERS_", "PREFECT_", "
 _STAY = {  # these say what tests may do, not what a user has
     "HF_HUB_OFFLINE",
     "HF_ENDPOINT",
+    "OVERNIGHT_BENCH_DOCUMENTS",
+    "OVERNIGHT_CORPORA",
     "OVERNIGHT_LARGE_HOME",
+    "OVERNIGHT_TESTS_FRESH",
 }
 
 

@@ -4,12 +4,14 @@ changed.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 from tests.home import HOME, KEPT, places
+from tests.programs import FRESH
 
 ROOT = Path(__file__).parents[1]
 # Tests that look for the converted demo model, for measured speeds and for Prefect's settings.
@@ -85,3 +87,17 @@ def test_the_traps_would_notice(tmp_path: Path) -> None:
     done = a_session(tmp_path / "user", report, "-p", "tests.traps", "--rootdir", str(tmp_path), str(peek))
     assert done.returncode == 0, done.stdout
     assert str(tmp_path / "user") in report.read_text()
+
+
+def test_what_says_what_tests_may_do_stays() -> None:
+    """And what a user has goes."""
+    benches = ("OVERNIGHT_BENCH_DOCUMENTS", "OVERNIGHT_CORPORA", "OVERNIGHT_LARGE_HOME")
+    told = dict.fromkeys((FRESH, "HF_HUB_OFFLINE", *benches), "1")
+    environment = {**os.environ, **told, "HF_TOKEN": "secret", "OVERNIGHT_BACKEND": "mine"}
+    script = "import json, os; from tests.home import move_in; move_in(); print(json.dumps(dict(os.environ)))"
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    found = json.loads(done.stdout)
+    assert {name: found.get(name) for name in told} == told
+    assert not {"HF_TOKEN", "OVERNIGHT_BACKEND"} & set(found)
