@@ -9,32 +9,17 @@ from __future__ import annotations
 
 from pipeline.planner.budget import Room, Wish
 from pipeline.planner.model.shape import ModelShape
-from pipeline.planner.roofline import decode_step
-from pipeline.planner.weight_streaming import speed_of
+from pipeline.planner.weight_streaming import tokens_per_second
 from pipeline.system.hardware import Rates
 
 
 def paying_rows(shape: ModelShape, have: Room, wish: Wish, rates: Rates, fit: int) -> int:
-    """Of ``fit`` rows as many as give most tokens a second, by the prediction: all, or as many as some
-    product takes fused. All where the user has said how many, or nothing is known of products or rates.
+    """Of ``fit`` rows of a typical length as many as give most tokens a second, by the prediction: all, or as
+    many as some product takes fused. All where the user has said how many, or nothing is known of products or
+    rates.
     """
-    known = rates.memory_bytes_per_second is not None and rates.matmul_per_second is not None
-    if wish.rows is not None or wish.fused is None or not known:
+    if wish.rows is not None or wish.fused is None:
         return fit
     fewer = [limit for limit in wish.fused.limits() if 0 < limit < fit]
-    return max([*fewer, fit], key=lambda rows: tokens_per_second(shape, have, wish, rates, rows))
-
-
-def tokens_per_second(shape: ModelShape, have: Room, wish: Wish, rates: Rates, rows: int) -> float:
-    """Of ``rows`` rows of a typical length that decode together, with everything on the device. Raises
-    ValueError where a rate is not known.
-    """
-    step = decode_step(
-        shape,
-        speed_of(rates, have, wish, None),
-        quantization=wish.quantization,
-        dtype=wish.dtype,
-        rows=rows,
-        tokens=wish.typical_tokens,
-    )
-    return rows / step.seconds
+    tokens = wish.typical_tokens
+    return max([*fewer, fit], key=lambda rows: tokens_per_second(shape, have, wish, rates, rows, tokens))

@@ -318,8 +318,8 @@ def _faster_streamed(
     sweep = best_sweep(shape, need, have, wish, "device", rates, wish.chunk_tokens or have.chunk_tokens)
     if sweep is None:
         return None
-    streamed = tokens_per_second(shape, have, wish, rates, sweep.rows, sweep)
-    gain = streamed / tokens_per_second(shape, have, wish, rates, max(1, rows))
+    streamed = tokens_per_second(shape, have, wish, rates, sweep.rows, wish.row_tokens, sweep)
+    gain = streamed / tokens_per_second(shape, have, wish, rates, max(1, rows), wish.row_tokens)
     if gain < _MUCH and not too_few:
         return None
     reasons.append(

@@ -14,8 +14,9 @@ from dataclasses import replace
 from pipeline.planner.budget import Need, Room, Wish
 from pipeline.planner.model.layers import dtype_bytes
 from pipeline.planner.model.shape import ModelShape
-from pipeline.planner.paying_rows import paying_rows, tokens_per_second
+from pipeline.planner.paying_rows import paying_rows
 from pipeline.planner.placement import settle
+from pipeline.planner.weight_streaming import tokens_per_second
 from pipeline.system.hardware import Rates
 
 Shapes = tuple[tuple[int, int], ...]
@@ -48,4 +49,5 @@ def _pace(shape: ModelShape, have: Room, wish: Wish, rates: Rates) -> float:
     rows = where.rows(shape, have, wish)
     if where.verdict != "resident" or where.cache_place != "device" or not rows:
         return 0.0
-    return tokens_per_second(shape, have, wish, rates, paying_rows(shape, have, wish, rates, rows))
+    paying = paying_rows(shape, have, wish, rates, rows)
+    return tokens_per_second(shape, have, wish, rates, paying, wish.typical_tokens)

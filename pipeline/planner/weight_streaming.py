@@ -80,7 +80,9 @@ def best_sweep(
     sweeps = list(_sweeps(shape, need, have, wish, cache, chunk_tokens))
     if wish.rows and sweeps:  # as many as asked for, if they fit
         sweeps = [sweep for sweep in sweeps if sweep.rows == sweeps[-1].rows]
-    paces = [tokens_per_second(shape, have, wish, rates, sweep.rows, sweep) for sweep in sweeps]
+    paces = [
+        tokens_per_second(shape, have, wish, rates, sweep.rows, wish.row_tokens, sweep) for sweep in sweeps
+    ]
     return next(
         (sweep for sweep, pace in zip(sweeps, paces, strict=True) if pace * _WORTH >= max(paces)), None
     )
@@ -179,10 +181,16 @@ def _working_bytes(shape: ModelShape, wish: Wish) -> dict[Grain, int]:
 
 
 def tokens_per_second(
-    shape: ModelShape, have: Room, wish: Wish, rates: Rates, rows: int, sweep: Sweep | None = None
+    shape: ModelShape,
+    have: Room,
+    wish: Wish,
+    rates: Rates,
+    rows: int,
+    tokens: int,
+    sweep: Sweep | None = None,
 ) -> float:
-    """Of ``rows`` rows together, with all weights on the device or in sweeps. Where no rates are known, the
-    rows: more are better.
+    """Of ``rows`` rows of ``tokens`` that decode together, with all weights on the device or in sweeps. Where
+    no rates are known, the rows: more are better.
     """
     if rates.memory_bytes_per_second is None or rates.matmul_per_second is None:
         return float(rows)
@@ -192,7 +200,7 @@ def tokens_per_second(
         quantization=wish.quantization,
         dtype=wish.dtype,
         rows=rows,
-        tokens=wish.row_tokens,
+        tokens=tokens,
         transferred_bytes=sweep.swept_bytes if sweep else 0,
         link_bytes_per_second=sweep.link_bytes_per_second(rates, on_card=have.on_card) if sweep else None,
     )
