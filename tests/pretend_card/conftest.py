@@ -63,12 +63,19 @@ def _reports(item: pytest.Item, following: pytest.Item | None) -> list[Any]:
     if not _processes:
         _processes.append(CardProcess())
     try:
-        found = _processes[-1].run(item.nodeid, following.nodeid if following else None)
+        found = _processes[-1].run(item.nodeid, following.nodeid if following else None, _limit_seconds(item))
     except Ended as error:
         _processes.pop().close()
         return [_failure(item, str(error))]
     read = item.config.hook.pytest_report_from_serializable
     return [read(config=item.config, data=each) for each in found]
+
+
+def _limit_seconds(item: pytest.Item) -> float:
+    """How long it may take, as pytest-timeout reads it."""
+    mark = item.get_closest_marker("timeout")
+    told = (*mark.args, *mark.kwargs.values()) if mark else (item.config.getini("timeout"),)
+    return float(told[0])
 
 
 def _failure(item: pytest.Item, text: str) -> pytest.TestReport:
