@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from tests.pretend_card.extension import card
+from tests.pretend_card.halves import rounded_once
 
 _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _QUANTS = ("fp4", "nf4")
@@ -160,11 +161,11 @@ def _gemm_4bit(dtype: torch.dtype) -> Callable[..., None]:
 
         def work(*near: torch.Tensor) -> None:
             given = dict(zip(of, near, strict=False))
-            near[-1].copy_(
-                torch.ops.bitsandbytes.gemm_4bit.default(
+            with rounded_once():
+                found = torch.ops.bitsandbytes.gemm_4bit.default(
                     shapeB=(n, k), blocksize=blocksize, quant_type=_QUANTS[quant - 1], **given
                 )
-            )
+            near[-1].copy_(found)
 
         _launch("gemm_4bit", list(of.values()), [_at(out, (m, n), dtype)], work, stream)
 

@@ -17,6 +17,7 @@ from pipeline.results.show import _replay, _texts
 from pipeline.stores.ledger.ledger import Ledger
 from tests.pretend_card.card_nights import CardNight, shipped
 from tests.pretend_card.engines import loaded_on
+from tests.pretend_card.halves import rounded_once
 from tests.pretend_card.test_nights import CARDS
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(3000)]
@@ -69,7 +70,7 @@ def leads(model: Any, prompt: Sequence[int], text: Sequence[int]) -> torch.Tenso
     """By how much the CPU prefers another token to that of the text, at each of its steps (tokens,): 0 where
     it would have chosen the same.
     """
-    with torch.inference_mode():
+    with torch.inference_mode(), rounded_once():
         logits = model(torch.tensor([[*prompt, *text[:-1]]]), use_cache=False).logits[0, len(prompt) - 1 :]
     chosen = logits.gather(1, torch.tensor(text)[:, None])[:, 0]
     return (logits.max(1).values - chosen).float()

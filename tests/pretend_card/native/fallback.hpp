@@ -94,6 +94,34 @@ c10::IValue each_changed(const c10::IValue& v, const Change& change) {
   return v;
 }
 
+// cuBLAS adds up halves in 32 bits and rounds once. So does the CPU's kernel, but on a processor without such
+// products it takes five times as long as that for floats does.
+const std::set<std::string> in_32_bits = {"aten::mm.out", "aten::addmm.out", "aten::bmm.out", "aten::baddbmm.out"};
+constexpr int64_t few_rows = 4;  // of fewer, rewriting the weights takes longer
+
+// Whether the operands that end the stack are halves of so many rows.
+bool is_worth_widening(const torch::jit::Stack& stack, size_t begin) {
+  for (size_t i = begin; i < stack.size(); ++i) {
+    if (!stack[i].isTensor() || stack[i].toTensor().dim() < 2) continue;  // a bias
+    const at::Tensor& t = stack[i].toTensor();
+    const bool half = t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16;
+    return half && t.numel() >= few_rows * t.size(-1);
+  }
+  return false;
+}
+
+// The operator by the CPU's kernel. What is written to is the last operand.
+void run_on_host(const c10::OperatorHandle& op, const std::string& name, torch::jit::Stack* stack) {
+  const size_t begin = stack->size() - op.schema().arguments().size();
+  const bool widened = in_32_bits.count(name) && is_worth_widening(*stack, begin);
+  const at::Tensor out = widened ? stack->back().toTensor() : at::Tensor();
+  if (widened)
+    for (size_t i = begin; i < stack->size(); ++i)
+      (*stack)[i] = each_changed((*stack)[i], [](const at::Tensor& t) { return t.to(at::kFloat); });
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+  if (widened) stack->back() = out.copy_(stack->back().toTensor());
+}
+
 struct Record {
   at::Tensor card, near;
   bool write, is_out;
@@ -338,10 +366,10 @@ struct Call {
                                       }));
     std::vector<std::pair<size_t, at::Tensor>> to;
     for (auto& [place, t] : made) to.emplace_back(place, raw_alias(t));
-    return [op = op, places, to](int) {
+    return [op = op, name = what.name, places, to](int) {
       c10::InferenceMode quiet(true);
       torch::jit::Stack st = places;
-      op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &st);
+      run_on_host(op, name, &st);
       std::vector<at::Tensor> found;
       for (auto& v : st) each_tensor(v, [&](const at::Tensor& t) { found.push_back(t); });
       for (auto& [place, t] : to) t.copy_(found.at(place));
@@ -351,7 +379,10 @@ struct Call {
   void run(bool only_followed) {
     dryly = only_followed;
     bring_all();
-    op.redispatchBoxed(c10::DispatchKeySet(dryly ? c10::DispatchKey::Meta : c10::DispatchKey::CPU), stack);
+    if (dryly)
+      op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::Meta), stack);
+    else
+      run_on_host(op, what.name, stack);
     finish();
   }
 
