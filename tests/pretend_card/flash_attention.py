@@ -288,15 +288,21 @@ def attention(query: Tensor, key: Tensor, value: Tensor, shape: Shape) -> tuple[
     """One sequence: (n, H, D), (m, G, D), (m, G, D) to the output (n, H, D) and the log-sum-exp (H, n), which
     is +inf where nothing is seen (flash_fwd_kernel.h), with an output of zeros.
     """
+    out, lse = by_softmax(query, key, value, shape.scale, shape.window.mask(len(query), len(key)))
+    return out, torch.where(lse == -math.inf, math.inf, lse)
+
+
+def by_softmax(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, seen: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The same, of the keys that are ``seen`` (n, m), all of them for None; -inf where that is none."""
     queries, heads, width = query.shape
     keys, groups, _ = key.shape
     q = query.float().view(queries, groups, heads // groups, width)
-    scores = torch.einsum("ngrd,mgd->grnm", q, key.float()) * shape.scale
-    seen = shape.window.mask(queries, keys)
+    scores = torch.einsum("ngrd,mgd->grnm", q, key.float()) * scale
     if seen is not None:
         scores = scores.masked_fill(~seen, -math.inf)
     lse = torch.logsumexp(scores, -1) if keys else scores.new_full(scores.shape[:-1], -math.inf)
     weights = torch.exp(scores - lse.unsqueeze(-1).nan_to_num(neginf=0.0))
     out = torch.einsum("grnm,mgd->ngrd", weights, value.float()).reshape(queries, heads, value.shape[-1])
-    lse = lse.reshape(heads, queries)
-    return out.to(query.dtype), torch.where(lse == -math.inf, math.inf, lse)
+    return out.to(query.dtype), lse.reshape(heads, queries)

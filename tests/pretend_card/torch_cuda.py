@@ -10,6 +10,7 @@ from tests.pretend_card import (
     attention_kernels,
     clock,
     devices,
+    efficient_attention,
     flash_attention,
     graphs,
     host_kernels,
@@ -29,6 +30,7 @@ def install() -> None:
     _memory()
     attention_kernels.record()
     flash_attention.register()
+    efficient_attention.register()
     host_kernels.register()
     report.write_at_exit()
 
