@@ -47,6 +47,8 @@ class Dispatch:
 # and where a pass cannot be, as with streamed weights.
 COUNTED = Dispatch(layer_launches=31, pass_launches=8, host_waits=1, replayed=True)
 UNRECORDED = Dispatch(layer_launches=31, pass_launches=24, host_waits=1, replayed=False)
+# More a layer where rows share a beginning: attention over it, and a join.
+SHARED_LAUNCHES = 5
 
 
 @dataclass(frozen=True, slots=True)

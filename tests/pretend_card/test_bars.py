@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.planner.pass_time import COUNTED, UNRECORDED
+from pipeline.planner.pass_time import COUNTED, SHARED_LAUNCHES, UNRECORDED
 from tests.bench.card import pairs
 from tests.bench.card.children import on_a_card
 from tests.bench.card.tables import link_share, written_share
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(900)  # half a minute where nothing else goes o
 def counted(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """All counts, by a process of its own: a dry card is one from the first import on."""
     folder: Path = tmp_path_factory.mktemp("models")
-    asked = ("decode", "labels", "offloaded")  # the processors of a 4060, and room for all logits
+    asked = ("decode", "shared", "labels", "offloaded")  # the processors of a 4060, and room for all logits
     return on_a_card("tests.bench.card.counting", str(folder), *asked, cards="24GiB", folder=folder)
 
 
@@ -30,6 +30,15 @@ def test_a_layer_takes_at_most_30_launches(counted: Any) -> None:
     decode = counted["decode"]
     assert (decode["rows"], decode["layers"]) == (32, 36)
     assert 0 < decode["layer_launches"] <= pairs.LAYER_LAUNCHES, decode["layer_kernels"]
+
+
+def test_a_layer_behind_a_shared_beginning_takes_five_more(counted: Any) -> None:
+    shared = counted["shared"]
+    kernels = shared["layer_kernels"]
+    assert kernels["flash_attn::varlen_fwd"] == 2
+    assert shared["layer_launches"] <= pairs.SHARED_LAYER_LAUNCHES, kernels
+    assert shared["layer_launches"] <= counted["decode"]["layer_launches"] + SHARED_LAUNCHES
+    assert shared["host_waits"] <= pairs.HOST_WAITS
 
 
 def test_a_recorded_pass_is_one_replay(counted: Any) -> None:

@@ -22,7 +22,7 @@ from pipeline.engine.packed.kernels import join
 from pipeline.engine.packed.page_pool import KvPool
 from pipeline.engine.packed.pass_layout import PassLayout
 from pipeline.engine.packed.sequence import HeldBeginning
-from pipeline.planner.pass_time import COUNTED
+from pipeline.planner.pass_time import COUNTED, SHARED_LAUNCHES
 
 _STEP = 8
 # Of one launch in a recording, as a driver keeps it: assumed, as no card was asked.
@@ -42,12 +42,11 @@ def recorded_sizes(most: int) -> list[int]:
 
 
 def recordable_rows(most: int, launches: int, vocabulary: int, room_bytes: int | None) -> int:
-    """The most rows, up to ``most``, whose recordings of so many ``launches`` a pass fit into
+    """The most rows, up to ``most``, whose recordings, of so many ``launches`` for each size, fit into
     ``room_bytes`` (None: all do); 0 where none do.
     """
     for rows in recorded_sizes(most):
-        recordings = 2 * len(recorded_sizes(rows))  # with a shared beginning and without
-        taken = recordings * launches * _LAUNCH_BYTES + rows * vocabulary * _LOGITS_BYTES
+        taken = len(recorded_sizes(rows)) * launches * _LAUNCH_BYTES + rows * vocabulary * _LOGITS_BYTES
         if room_bytes is None or taken <= room_bytes:
             return rows
     return 0
@@ -149,8 +148,9 @@ class DecodePasses:
     def _record(self) -> None:
         self._generation = self._pool.generation
         layers = int(self._model.config.get_text_config().num_hidden_layers)
-        launches = COUNTED.layer_launches * layers + COUNTED.pass_launches
-        most = recordable_rows(self._most, launches, self._vocabulary, self._room_bytes)
+        plain = COUNTED.layer_launches * layers + COUNTED.pass_launches
+        both = 2 * plain + SHARED_LAUNCHES * layers  # without a shared beginning, and with one
+        most = recordable_rows(self._most, both, self._vocabulary, self._room_bytes)
         if not most:
             return
         self._logits = torch.empty(most, self._vocabulary, device=self._pool.device)

@@ -44,8 +44,9 @@ def join(output: torch.Tensor, lse: torch.Tensor, more: KeysValues, *, last: boo
     after the ``last`` the log-sum-exp is of no use and stays as it was.
     """
     found, found_lse = more
-    share = torch.sigmoid(found_lse - lse).to(output.dtype)[..., None]
-    output.lerp_(found, share)
+    share = torch.empty(lse.shape, dtype=output.dtype, device=lse.device)  # rounded as it is written
+    torch.sigmoid(found_lse - lse, out=share)
+    output.lerp_(found, share[..., None])
     if not last:
         torch.logaddexp(lse, found_lse, out=lse)
 

@@ -9,10 +9,13 @@ from pipeline.records import Decode, Request, Score
 _TOKENS = 50_000  # the first of a vocabulary, which every model here has
 
 
-def texts(first: int, rows: int, prompt: int, new: int, **more: int) -> list[Request]:
-    """``rows`` requests, numbered from ``first``, for ``new`` tokens behind ``prompt`` tokens each."""
+def texts(first: int, rows: int, prompt: int, new: int, shared: int = 0, **more: int) -> list[Request]:
+    """``rows`` requests, numbered from ``first``, for ``new`` tokens behind ``prompt`` tokens each, before
+    which are ``shared`` ones that all have.
+    """
+    beginning = _ids(first - 1, shared)
     return [
-        Request(number, _ids(number, prompt), Decode(new, loops_end=False), **more)
+        Request(number, beginning + _ids(number, prompt), Decode(new, loops_end=False), shared, **more)
         for number in range(first, first + rows)
     ]
 
