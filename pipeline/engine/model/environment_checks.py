@@ -16,6 +16,7 @@ from pipeline.engine.model.demo_model import DEMO_MODEL, cache_folder, find_gguf
 from pipeline.engine.model.library_logging import import_bitsandbytes
 from pipeline.engine.model.precision import cpu_computes_bfloat16, resolve_dtype
 from pipeline.errors import ConfigError
+from pipeline.system.graphics_cards import has_kernels, without_kernels
 from pipeline.system.hardware import available_ram_bytes, disk_of
 from pipeline.system.units import amount
 from pipeline.system.versions import STACK, version_of
@@ -109,6 +110,10 @@ def _cuda() -> Finding:
             f"PyTorch is built for CUDA {torch.version.cuda}, but {why}; models run on the CPU",
         )
     cards = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    for card in cards:
+        if not has_kernels((card.major, card.minor), torch.cuda.get_arch_list()):
+            told = without_kernels(card.name, (card.major, card.minor))
+            return Finding("graphics card", "stop", told)
     listed = ", ".join(
         f"{card.name} ({amount(card.total_memory)}, capability {card.major}.{card.minor})" for card in cards
     )
