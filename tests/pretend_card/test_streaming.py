@@ -13,9 +13,12 @@ import torch
 from pipeline.engine.model.identity import weights_identity
 from pipeline.engine.model.loading import load_model
 from pipeline.engine.model.location import locate
+from pipeline.engine.select import select_engine
 from pipeline.engine.streaming.load import StreamedModel, open_streamed
+from pipeline.records import Decode, Plan, Request, Streaming
 from tests.engine.small_models import save_llama
-from tests.engine.streaming.opened import configured
+from tests.engine.streaming.opened import answers, configured
+from tests.equivalence.families import prompts
 
 _SIZES = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 6, "vocab_size": 512}
 MIB = 2**20
@@ -87,6 +90,41 @@ def test_a_unit_is_one_copy_and_nobody_waits(
     reader = 0 if ram_bytes else found.get("host waits: event", 0)
     assert found.get("host waits", 0) - reader <= plain.get("host waits", 0) + 1
     loaded.hooks.weights.close()
+
+
+@pytest.mark.parametrize("placement", ["device", "offloaded"])
+def test_a_sweep_reads_as_many_tokens_of_prompts_as_a_pass_may(
+    placement: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, card: Any
+) -> None:
+    """Bytes over the link a token that is read: packed passes of up to two of eight prompts are four sweeps;
+    micro-batches of two, side by side, are one, and bring their keys and values.
+    """
+    monkeypatch.setenv("OVERNIGHT_CACHE", str(tmp_path))
+    loaded = streamed(folder, "nf4", 4 * MIB, 10**9)
+    rows, length, together = 8, 60, 2
+    plan = Plan(
+        "float32", "nf4", placement, "instructions_first", 256, rows, 4_000, together * length, 1024,
+        streaming=Streaming(0, 10**9, "layer", together),
+    )  # fmt: skip
+    engine, told = select_engine(loaded, plan, end_ids=(), pad_id=0)
+    assert ("packed" in told) == (placement == "device"), told
+    weights = loaded.hooks.weights
+    swept = sum(
+        unit.bytes + 64 * len(unit.blocks)
+        for unit, tier in zip(weights.tiers.units, weights.tiers.tiers, strict=True)
+        if tier == "ram"
+    )
+    requests = [Request(number, ids, Decode(1)) for number, ids in enumerate(prompts((length,) * rows))]
+    weights.settle()
+    found = counted(card, lambda: (answers(engine, requests), weights.settle()))
+    tokens, sweeps = rows * length, rows // together if placement == "device" else 1
+    beside = tokens * _SIZES["hidden_size"] * 4 * 1.05 + 2**15  # rows of the embeddings, and numbers
+    if placement == "offloaded":
+        config = loaded.model.config
+        beside += tokens * 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 4
+    per_token = found["bytes to the card"] / tokens
+    assert 0.95 * swept * sweeps / tokens < per_token <= (swept * sweeps + beside) / tokens
+    weights.close()
 
 
 def counted(card: Any, work: Any) -> dict[str, int]:
