@@ -12,7 +12,7 @@ from pipeline.planner.memory import (
     LIBRARY_BYTES,
     PROCESS_BYTES,
     activations_bytes,
-    unpacking_bytes,
+    with_pieces,
 )
 from pipeline.planner.model.shape import ModelShape
 from pipeline.planner.prompt_layout import Layout
@@ -29,6 +29,9 @@ USABLE_SHARE = 0.9
 # any machine measured.
 ROWS_ON_CARD, ROWS_ON_CPU = 256, 64
 CHUNK_TOKENS_ON_CARD, CHUNK_TOKENS_ON_CPU = 4096, 1024
+_LEAST_CHUNK_TOKENS = 64
+# Of a card, what scores of attention may take where no kernel does without them.
+_SCORES_SHARE = 0.2
 # Of a card, what recorded passes (CUDA graphs) may take: of Qwen3-4B on 8 GB those of up to 48 rows.
 _RECORDING_SHARE, _MOST_RECORDING_BYTES = 0.04, 512 * 2**20
 # Of the room beside weights and activations, what rows may fill: on a card all of it, which is one fixed
@@ -144,10 +147,11 @@ class Need:
         weights = shape.weights_bytes(quantization, dtype)
         longest = wish.context_tokens if on_card else tokens  # a prompt may come that was not looked at
         chunk = chunk_tokens if on_card else min(chunk_tokens, tokens)
-        activation = activations_bytes(shape, dtype, chunk, 1, max(0, longest - chunk), on_card)
         matrix = unpacked = shape.largest_matrix_bytes(dtype) if quantization != "none" else 0
-        if on_card and matrix:  # not beside all else that a layer computes
-            activation = max(activation, unpacking_bytes(shape, dtype, chunk)) - matrix
+        past = max(0, longest - chunk)
+        activation = activations_bytes(shape, dtype, chunk, 1, past, on_card, unpacks=bool(matrix))
+        if on_card:  # among them the matrix, which is not there beside all else that a layer computes
+            activation = with_pieces(activation) - matrix
         if wish.cache_dtype:  # so is a layer of the cache before it is used
             unpacked += max(layer.kept_bytes(tokens, dtype) for layer in shape.kinds)
         layer = shape.largest_layer_bytes(quantization, dtype)
@@ -236,10 +240,21 @@ class Room:
         """Rows worth decoding together."""
         return ROWS_ON_CARD if self.on_card else ROWS_ON_CPU
 
-    @property
-    def chunk_tokens(self) -> int:
-        """Tokens of one pass that suit the device."""
-        return CHUNK_TOKENS_ON_CARD if self.on_card else CHUNK_TOKENS_ON_CPU
+    def chunk_tokens(self, shape: ModelShape, wish: Wish) -> int:
+        """Tokens of one pass: as configured, else as many as suit the device. Where a card keeps the scores
+        of attention, they are to take a share of it.
+        """
+        if wish.chunk_tokens is not None:
+            return wish.chunk_tokens
+        tokens = CHUNK_TOKENS_ON_CARD if self.on_card else CHUNK_TOKENS_ON_CPU
+        most = int(_SCORES_SHARE * self.first_device_bytes)
+        while (
+            self.on_card
+            and tokens > _LEAST_CHUNK_TOKENS
+            and shape.scores_bytes(tokens, wish.dtype, 1, max(0, wish.context_tokens - tokens)) > most
+        ):
+            tokens //= 2
+        return tokens
 
     @property
     def device_name(self) -> str:

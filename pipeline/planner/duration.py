@@ -70,7 +70,7 @@ class Timing:
             link_bytes_per_second=link,
         )
         known_disk = rates.disk_read_bytes_per_second is not None
-        reading = _Reading(shape, speed, wish, where, wish.chunk_tokens or have.chunk_tokens, link)
+        reading = _Reading(shape, speed, wish, where, have.chunk_tokens(shape, wish), link)
         fetching = far / link if far and link else 0.0
         if where.sweep:  # a pass over prompts unpacks weights, too, once for all of them
             fetching += unpack_seconds(shape, rates, wish.quantization)

@@ -39,7 +39,8 @@ class Forecast:
     memory is short. ``cache_room_bytes`` is what rows may fill together, ``batch_tokens`` rows x longest row
     of them. ``store_bytes`` are all documents' caches as the store would keep them, ``disk_peak_bytes`` those
     that it will. ``sweep`` where weights are streamed, ``split`` where each block has its device;
-    ``most_rows`` are those worth decoding together, whatever fits. ``unpacked`` are shapes of weights that
+    ``most_rows`` are those worth decoding together, whatever fits; ``chunk_tokens`` those of a pass over
+    prompts. ``unpacked`` are shapes of weights that
     are kept in 16 bits. ``bandwidth_share``: what a step makes use of (weights once, valid caches once) of
     the bandwidth that a card's data sheet gives, by the prediction. ``reasons`` follow the decision in order;
     ``next_steps`` say what would have to change for the next better one.
@@ -50,6 +51,7 @@ class Forecast:
     cache_place: Place
     rows: int
     most_rows: int
+    chunk_tokens: int
     context_tokens: int
     vram_peak_bytes: int
     ram_peak_bytes: int
@@ -101,7 +103,7 @@ def _decided(shape: ModelShape, hardware: Hardware, wish: Wish, have: Room) -> F
     packed = shape
     unpacked = unpacked_weights(shape, have, wish, hardware.rates)
     shape = shape.unpacked(unpacked)
-    chunk = wish.chunk_tokens or have.chunk_tokens
+    chunk = have.chunk_tokens(shape, wish)
     need = Need.of(shape, wish, chunk, have.on_card, have.devices)
     if have.on_card and wish.questions:
         need = need.with_pass(pass_bytes(shape, wish, have, need, chunk, have.most_rows))
@@ -132,6 +134,7 @@ def _decided(shape: ModelShape, hardware: Hardware, wish: Wish, have: Room) -> F
         cache_place=where.cache_place,
         rows=rows,
         most_rows=most_rows,
+        chunk_tokens=chunk,
         context_tokens=wish.context_tokens,
         vram_peak_bytes=peaks.vram,
         ram_peak_bytes=peaks.ram,

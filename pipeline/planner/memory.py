@@ -23,9 +23,11 @@ PROCESS_BYTES, LIBRARY_BYTES = 430 * 2**20, 50 * 2**20
 # Of a card before anything is loaded: the context, and the workspace of the computing stream's matrix
 # products, 8 MiB before capability 9.0 and 32 from it on (torch, aten/src/ATen/cuda/CublasHandlePool.cpp).
 CARD_FIXED_BYTES = CONTEXT_BYTES + 32 * 2**20
-HEAP_FACTOR, STREAMED_FACTOR, CARD_FACTOR = 5.5, 2.0, 1.3
-# Widths of all query heads that a layer holds at once where a chunk of a prompt reads what is before it.
-_QUERIES_BEHIND = 17
+# On a card: what is too small to be counted, a table of positions or the scales of a weight.
+HEAP_FACTOR, STREAMED_FACTOR, CARD_FACTOR = 5.5, 2.0, 1.05
+# Of activations of a card, what its allocator keeps beside them in pieces into which nothing fits: 0.33 to
+# 0.58 in dry nights.
+_PIECES_SHARE = 0.5
 _PAGE_TOKENS = 16  # of KV memory, as the engine gives it out
 # Of a number of the logits, which are in float32.
 _LOGITS_BYTES = 4
@@ -99,9 +101,13 @@ def mapped_bytes(shape: ModelShape, files: FileBytes, quantization: str, dtype: 
     return max(0, files.stored_bytes - used_there)
 
 
-def streamed_pass_bytes(shape: ModelShape, dtype: str, tokens: int, rows: int, on_card: bool) -> int:
+def streamed_pass_bytes(
+    shape: ModelShape, dtype: str, tokens: int, rows: int, past_tokens: int, on_card: bool
+) -> int:
     """Of one micro-batch of streamed weights, where large blocks are given back as they are freed."""
-    return int(shape.activation_bytes(tokens, dtype, rows, 0) * (CARD_FACTOR if on_card else STREAMED_FACTOR))
+    if not on_card:
+        return int(shape.activation_bytes(tokens, dtype, rows, 0) * STREAMED_FACTOR)
+    return with_pieces(activations_bytes(shape, dtype, tokens, rows, past_tokens, on_card))
 
 
 def arriving_bytes(largest_bytes: int) -> int:
@@ -122,25 +128,28 @@ def head_copy_bytes(shape: ModelShape, dtype: str, logits: int, on_card: bool) -
 
 
 def activations_bytes(
-    shape: ModelShape, dtype: str, chunk_tokens: int, rows: int, past_tokens: int, on_card: bool
+    shape: ModelShape,
+    dtype: str,
+    chunk_tokens: int,
+    rows: int,
+    past_tokens: int,
+    on_card: bool,
+    unpacks: bool = False,
 ) -> int:
-    """Of one pass, as the allocator holds them."""
-    live = shape.activation_bytes(chunk_tokens, dtype, rows, past_tokens)
-    if not on_card:
-        return int(live * HEAP_FACTOR)
-    if not past_tokens:
-        return live
-    queries = _QUERIES_BEHIND * shape.query_heads * shape.head_dim
-    mask = chunk_tokens * (chunk_tokens // max(rows, 1) + past_tokens)
-    return max(live, chunk_tokens * (3 * shape.hidden + queries) * dtype_bytes(dtype) + mask)
-
-
-def unpacking_bytes(shape: ModelShape, dtype: str, chunk_tokens: int) -> int:
-    """Of a pass on a card whose rows are too many for fused products of 4 bits: the largest weight in plain
-    numbers, what is multiplied with it, and what comes out.
+    """Of one pass: on a processor as its heap holds them, on a card those that are alive at the fullest
+    moment. ``unpacks``: weights in 4 bits become plain numbers on the way, one at a time.
     """
-    beside = chunk_tokens * 2 * (shape.hidden + shape.intermediate) * dtype_bytes(dtype)
-    return shape.largest_matrix_bytes(dtype) + beside
+    if not on_card:
+        return int(shape.activation_bytes(chunk_tokens, dtype, rows, past_tokens) * HEAP_FACTOR)
+    live = shape.activation_bytes(chunk_tokens, dtype, rows, past_tokens)
+    if unpacks:
+        live = max(live, shape.unpacking_bytes(chunk_tokens, dtype, rows, past_tokens))
+    return int(live * CARD_FACTOR) + shape.scores_bytes(chunk_tokens, dtype, rows, past_tokens)
+
+
+def with_pieces(activation_bytes: int) -> int:
+    """What a card's allocator holds for activations of so many bytes: them, and pieces between them."""
+    return int(activation_bytes * (1 + _PIECES_SHARE))
 
 
 def logits_bytes(shape: ModelShape, positions: int) -> int:

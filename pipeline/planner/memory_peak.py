@@ -19,6 +19,7 @@ from pipeline.planner.memory import (
     pool_bytes,
     rows_bytes,
     stored,
+    with_pieces,
 )
 from pipeline.planner.model.shape import ModelShape
 from pipeline.planner.placement import Where
@@ -129,9 +130,13 @@ def pass_bytes(shape: ModelShape, wish: Wish, have: Room, need: Need, chunk_toke
     tokens = min(chunk_tokens, own * max(1, documents))
     together = max(1, tokens // own)
     logits = together * max(question.logits for question in questions)
+    unpacks = bool(need.matrix_bytes)
     found = max(
-        activations_bytes(shape, wish.dtype, tokens, together, 0, have.on_card), logits_bytes(shape, logits)
+        activations_bytes(shape, wish.dtype, tokens, together, 0, have.on_card, unpacks=unpacks),
+        logits_bytes(shape, logits),
     )
+    if have.on_card:
+        return have.devices * (with_pieces(found) + need.unpacked_bytes - need.matrix_bytes)
     writers = rows if any(question.new_tokens for question in questions) else 0
     return have.devices * (
         found

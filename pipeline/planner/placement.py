@@ -249,7 +249,7 @@ def _stream(
     """The first place of the cache with which a sweep holds."""
     asked = _asked(have, wish)
     for place in _cache_places(have, asked):
-        sweep = best_sweep(shape, need, have, wish, place, rates, wish.chunk_tokens or have.chunk_tokens)
+        sweep = best_sweep(shape, need, have, wish, place, rates, have.chunk_tokens(shape, wish))
         if sweep is not None:
             _say_where(_streamed(wish), sweep.weights, place, have, reasons)
             if sweep.rows > 1:
@@ -283,7 +283,7 @@ def _streamed_past_the_page_cache(
     cached = have.page_cache_bytes(offloaded, beside=need.activation_bytes + need.row_bytes)
     if offloaded["disk"] <= cached:
         return None
-    sweep = best_sweep(shape, need, have, wish, cache, rates, wish.chunk_tokens or have.chunk_tokens)
+    sweep = best_sweep(shape, need, have, wish, cache, rates, have.chunk_tokens(shape, wish))
     if sweep is not None:
         reasons.append(
             f"but {amount(cached)} of page cache cannot hold what is on the disk: it would be read anew "
@@ -315,7 +315,7 @@ def _faster_streamed(
     too_few = room < shape.kv_bytes(min(wish.context_tokens, SHORTEST_TOKENS), wish.kept_dtype)
     if (have.on_card or rows >= (wish.rows or have.most_rows)) and not too_few:
         return None
-    sweep = best_sweep(shape, need, have, wish, "device", rates, wish.chunk_tokens or have.chunk_tokens)
+    sweep = best_sweep(shape, need, have, wish, "device", rates, have.chunk_tokens(shape, wish))
     if sweep is None:
         return None
     streamed = tokens_per_second(shape, have, wish, rates, sweep.rows, wish.row_tokens, sweep)

@@ -11,8 +11,6 @@ from typing import Any
 from pipeline.config import Config
 from pipeline.errors import ConfigError, DoesNotFit
 from pipeline.planner.budget import (
-    CHUNK_TOKENS_ON_CARD,
-    CHUNK_TOKENS_ON_CPU,
     SHORTEST_TOKENS,
     USABLE_SHARE,
     Place,
@@ -111,8 +109,7 @@ def plan_of(
         context_tokens=context,
         max_batch_rows=rows,
         batch_tokens=max(tokens, min(context, SHORTEST_TOKENS)),
-        prefill_chunk_tokens=config.engine.prefill_chunk_tokens
-        or (CHUNK_TOKENS_ON_CARD if on_card else CHUNK_TOKENS_ON_CPU),
+        prefill_chunk_tokens=forecast.chunk_tokens,
         kv_bytes_per_token=shape.kv_bytes_per_token(dtype),
         threads=config.engine.threads or hardware.cores,
         lossy_last_resort=config.kv_cache.lossy_last_resort,

@@ -44,7 +44,7 @@ def unpacked_weights(shape: ModelShape, have: Room, wish: Wish, rates: Rates) ->
 
 def _pace(shape: ModelShape, have: Room, wish: Wish, rates: Rates) -> float:
     """Tokens a second of all rows that fit; 0 where the card does not hold everything."""
-    need = Need.of(shape, wish, wish.chunk_tokens or have.chunk_tokens, have.on_card, have.devices)
+    need = Need.of(shape, wish, have.chunk_tokens(shape, wish), have.on_card, have.devices)
     where = settle(shape, need, have, wish, rates, [])
     rows = where.rows(shape, have, wish)
     if where.verdict != "resident" or where.cache_place != "device" or not rows:

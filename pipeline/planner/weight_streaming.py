@@ -131,11 +131,11 @@ def _with_rows(
     # A pass holds a chunk of prompts, or a token of each row.
     together = min(micro, rows)
     tokens = max(together, min(chunk_tokens, rows * wish.row_tokens))
-    passing = (
-        streamed_pass_bytes(shape, wish.dtype, tokens, together, have.on_card)
-        + need.unpacked_bytes
-        - need.matrix_bytes
+    reading = streamed_pass_bytes(
+        shape, wish.dtype, tokens, together, max(0, wish.row_tokens - tokens // together), have.on_card
     )
+    alone = shape.scores_bytes(tokens, wish.dtype, 1, max(0, wish.context_tokens - tokens))
+    passing = max(reading, alone if have.on_card else 0) + need.unpacked_bytes - need.matrix_bytes
     left = min(have.first_device_bytes - passing - caches, have.device_weights_bytes) - working
     if left < 0:
         return None

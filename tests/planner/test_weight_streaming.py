@@ -183,8 +183,8 @@ def test_micro_batches_decode_in_the_memory_of_a_prefill_chunk() -> None:
 def test_never_more_than_the_device_holds(mib: int, more: int, tokens: int, quantization: str) -> None:
     wish = Wish(quantization, "float32", 1024, longest_tokens=tokens)
     have = rooms(machine(f"{mib}MiB"))
-    need = Need.of(tiny(), wish, have.chunk_tokens, have.on_card)
-    found = best_sweep(tiny(), need, have, wish, "device", CORES, have.chunk_tokens)
+    need = Need.of(tiny(), wish, have.chunk_tokens(tiny(), wish), have.on_card)
+    found = best_sweep(tiny(), need, have, wish, "device", CORES, have.chunk_tokens(tiny(), wish))
     if found is None:
         return
     caches = need.row_bytes * found.rows
@@ -195,7 +195,13 @@ def test_never_more_than_the_device_holds(mib: int, more: int, tokens: int, quan
         == need.weights_bytes
     )
     roomier = best_sweep(
-        tiny(), need, rooms(machine(f"{mib + more}MiB")), wish, "device", CORES, have.chunk_tokens
+        tiny(),
+        need,
+        rooms(machine(f"{mib + more}MiB")),
+        wish,
+        "device",
+        CORES,
+        have.chunk_tokens(tiny(), wish),
     )
     assert roomier is not None
 

@@ -44,6 +44,7 @@ from transformers.cache_utils import (
 
 from pipeline.engine.kv.disk_layer import DiskLayer
 from pipeline.engine.kv.pinned_layer import PinnedLayer, linked
+from pipeline.engine.out_of_memory import give_back_pieces
 from pipeline.records import KvPlacement
 
 AnyCache = Cache
@@ -324,6 +325,7 @@ def join_rows(caches: Sequence[AnyCache], reserve_columns: int = 0) -> AnyCache:
     joined = copy.copy(caches[0])
     joined.layers = []
     for index in range(len(caches[0].layers)):
+        give_back_pieces()
         joined.layers.append(_joined_layer([cache.layers[index] for cache in caches], reserve_columns))
     linked(joined.layers)
     return joined

@@ -81,6 +81,7 @@ def meta_shape(built: Any, config: ModelConfig) -> ModelShape:
         weights=tuple(weights.all()),
         layer_weights=tuple(weights.different_layers()),
         tied=weights.tied,
+        keeps_scores=config.attention == "eager" or not getattr(model, "_supports_sdpa", False),
         blocks=tuple(weights.blocks()),
     )
 

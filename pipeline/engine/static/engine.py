@@ -25,7 +25,12 @@ from pipeline.engine.device_failure import is_device_lost
 from pipeline.engine.interface import Listener
 from pipeline.engine.kv.cache import make_cache
 from pipeline.engine.model.forward import Forward
-from pipeline.engine.out_of_memory import free_memory, is_disk_full, without_frames
+from pipeline.engine.out_of_memory import (
+    free_memory,
+    give_back_pieces,
+    is_disk_full,
+    without_frames,
+)
 from pipeline.engine.static.generate import NON_FINITE, PassLimits, Reply, generate
 from pipeline.engine.static.score import RowScores, score
 from pipeline.engine.static.staged_prefill import REUSABLE, StagedPrefill
@@ -185,6 +190,7 @@ class StaticEngine:
         if self.listener is not None:
             self.listener.started([request.request_id for request in batch])
             self._forward.after_pass = self.listener.pulse
+        give_back_pieces()
         started = time.perf_counter()
         try:
             replies = self._replies(batch, settings)

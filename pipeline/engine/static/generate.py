@@ -18,6 +18,7 @@ import torch
 from pipeline.engine.batching import chunk_columns, prefill_groups
 from pipeline.engine.kv.cache import AnyCache, can_join, join_rows, keep_rows, make_cache, select_rows
 from pipeline.engine.model.forward import Forward, left_padded
+from pipeline.engine.out_of_memory import give_back_pieces
 from pipeline.engine.sampling.choice import choose
 from pipeline.engine.sampling.repetition import RepetitionDetector
 from pipeline.engine.sampling.sampler import TokenSampler, sampler_for
@@ -31,6 +32,9 @@ NON_FINITE = (
         "quantization."
     ),
 )
+
+# While rows are decoded, whose passes are short and not to wait for the card.
+_MOST_KEPT_BYTES = 512 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,7 @@ def prefill(
     width = chunk_columns(len(prompts), settings.prefill_chunk_tokens)
     for start in range(0, columns, width):
         end = min(start + width, columns)
+        give_back_pieces()
         logits = forward(ids[:, start:end], mask[:, :end], positions[:, start:end], cache)
     return Rows(cache, mask, positions[:, -1] + 1, logits[:, -1].float())
 
@@ -161,6 +166,7 @@ def decode(
         if 4 * (len(live) - len(going)) >= len(live):
             rows = kept(rows, going)
             live, tokens = [live[row] for row in going], [tokens[row] for row in going]
+        give_back_pieces(_MOST_KEPT_BYTES)
         rows = _advance(forward, rows, [pad_id if token is None else token for token in tokens])
 
 

@@ -18,12 +18,16 @@ from pipeline.planner.model.plain_decoder import all_blocks, all_weights, layer_
 __all__ = ["DTYPE_BYTES", "ModelShape", "plain_shape"]
 
 
+_SCORES = 4  # tensors of scores at once, some of which may be in 32 bits
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """Layers, heads and widths. ``context_tokens`` is the model's own limit (position embeddings).
 
     ``kinds`` and ``weights`` say the rest; where they are left out, it is a plain gated decoder with full
     attention and a tied head. ``layer_weights`` are those of each layer that differs from the others.
+    ``keeps_scores``: it attends by the plain formula, which makes a score of each pair of tokens.
     ``assumed``: the model could not be asked, and was taken for such a decoder. ``blocks``: what of the model
     goes to a device together, in the model's order.
     """
@@ -42,6 +46,7 @@ class ModelShape:
     layer_weights: tuple[tuple[Weight, ...], ...] = ()
     tied: bool = True
     assumed: bool = False
+    keeps_scores: bool = False
     blocks: tuple[Block, ...] = ()
 
     def __post_init__(self) -> None:
@@ -248,6 +253,25 @@ class ModelShape:
         )
         after = chunk_tokens * 2 * self.hidden * dtype_bytes(dtype) + rows * self.vocabulary * 4
         return max(numbers * dtype_bytes(dtype), after) + mask
+
+    def unpacking_bytes(self, chunk_tokens: int, dtype: str, rows: int = 1, past_tokens: int = 0) -> int:
+        """The same while the largest weight in 4 bits is there in plain numbers for a product: residual, its
+        copy, normed input and a mask; what is multiplied, and what comes out.
+        """
+        per_row = -(-chunk_tokens // max(rows, 1))
+        numbers = chunk_tokens * (4 * self.hidden + 2 * self.intermediate)
+        mask = rows * per_row * (per_row + past_tokens)
+        return self.largest_matrix_bytes(dtype) + numbers * dtype_bytes(dtype) + mask
+
+    def scores_bytes(self, chunk_tokens: int, dtype: str, rows: int, past_tokens: int) -> int:
+        """Of a pass of ``rows`` rows together with their past by the plain formula: scores, masked, shifted
+        and as probabilities, and keys and values repeated for every query head; none by kernels.
+        """
+        if not self.keeps_scores:
+            return 0
+        seen = -(-chunk_tokens // max(rows, 1)) + past_tokens
+        repeated = 2 * self.head_dim * rows * seen
+        return self.query_heads * (_SCORES * chunk_tokens * seen + repeated) * dtype_bytes(dtype)
 
     def _mlp_numbers(self) -> int:
         """Numbers a token. Of experts, all that the token uses at once, each with its own output. Joined

@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 
-from pipeline.engine.streaming import checkpoint_shards, prepared_weights, weight_file
+from pipeline.engine.streaming import checkpoint_shards, embedding_rows, prepared_weights, weight_file
 from pipeline.engine.streaming.weight_file import Block, Described
 from pipeline.stores.kv.formats import as_bytes
+from pipeline.system.pinned_memory import sent
 
 # What quantization says of itself is read as text, in tensors of some hundred bytes.
 _SMALL_BYTES = 2**12
@@ -31,6 +32,7 @@ def without_bytes() -> None:
         (weight_file.BlockFiles, "read", _read_small),
         (weight_file.BlockFiles, "read_row", _read_no_row),
         (checkpoint_shards.StoredTensor, "__getitem__", _empty),
+        (embedding_rows, "sent", _sent_apart),
     ]
     for owner, name, replacement in changes:
         if not hasattr(owner, name):
@@ -60,6 +62,11 @@ def _read_small(self: Any, blocks: Sequence[Block], into: memoryview) -> None:
         if block.bytes <= _SMALL_BYTES:
             begin = block.offset - first
             os.preadv(self._file(block.file), [into[begin : begin + block.bytes]], block.offset)
+
+
+def _sent_apart(tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """Each in a copy of its own: of a large one nothing is carried, and which rows are meant is to arrive."""
+    return [one for tensor in tensors for one in sent([tensor], device)]
 
 
 def _read_no_row(_self: Any, _block: Block, _row: int, _into: memoryview) -> None:
