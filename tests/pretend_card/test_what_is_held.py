@@ -5,6 +5,7 @@ of a static batch, never both, and nothing is there twice.
 from __future__ import annotations
 
 import dataclasses
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,13 @@ from typing import Any
 import pytest
 
 from pipeline.engine.interface import Engine
-from pipeline.engine.model.loading import LoadedModel
+from pipeline.engine.model.loading import LoadedModel, load_model
 from pipeline.engine.packed.engine import PackedEngine
 from pipeline.engine.packed.page_pool import KvPool
 from pipeline.engine.select import select_engine, static_engine
 from pipeline.records import Decode, Generation, Plan, Request
 from tests.engine.small_models import save_llama
+from tests.engine.streaming.opened import configured
 from tests.equivalence.equality import assert_equal_texts, reference_text
 from tests.equivalence.families import prompts
 from tests.pretend_card.engines import Case, loaded_on, streamed_on
@@ -106,6 +108,23 @@ def test_rows_that_go_on_are_not_there_twice(loaded: LoadedModel, card: Any) -> 
     done = worked_off(engine, *asked)
     assert {generation.batch_rows for generation in done} == {4}
     assert card.memory(0)["peak_allocated"] - before < 1.5 * plan.batch_tokens * TOKEN_BYTES
+
+
+def test_weights_that_are_unpacked_are_not_there_in_4_bits_too(card: Any, tmp_path: Path) -> None:
+    """Not even until the garbage collector has been there."""
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4}
+    folder = save_llama(tmp_path / "model", **sizes)
+    config = configured(folder, "nf4", dtype="bfloat16").model
+    gc.collect()
+    before = card.memory(0)["allocated"]
+    gc.disable()
+    try:
+        loaded = load_model(config, "bfloat16", tmp_path / "offload", unpacked=((2048, 512), (512, 2048)))
+        held = card.memory(0)["allocated"] - before
+    finally:
+        gc.enable()
+    rounded = 512 * 16 * sum(1 for _ in loaded.model.modules())
+    assert 0 <= held - loaded.facts["weights_bytes"] < rounded
 
 
 def test_streamed_weights_of_any_shape_become_plain_numbers_in_the_same_memory(

@@ -28,6 +28,9 @@ def unpack_products(model: Any, shapes: Collection[tuple[int, int]], dtype: torc
     for name, module in found:
         path, _, own = name.rpartition(".")
         setattr(model.get_submodule(path), own, _plain(module, dtype))
+        module.weight = module.quant_state = (
+            None  # they and the module name each other: not for the collector
+        )
     return len(found)
 
 

@@ -32,6 +32,16 @@ class Device:
         """Of the card."""
         return int(self._card.memory(0)["total"])
 
+    @property
+    def allocated_bytes(self) -> int:
+        """By tensors, now."""
+        return int(self._card.memory(0)["allocated"])
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """By tensors, the most since ``begin``."""
+        return int(self._card.memory(0)["peak_allocated"])
+
     def begin(self) -> None:
         """Peaks and failures count from now on."""
         self._card.reset_peak(0)

@@ -30,19 +30,33 @@ def _qwen3(**sizes: Any) -> Any:
     return Qwen3Config(**_QWEN3, **sizes, **_TOKENS, architectures=["Qwen3ForCausalLM"])
 
 
-def _llama_70b() -> Any:
+def _llama(vocabulary: int, hidden: int, intermediate: int, layers: int, heads: int, **sizes: Any) -> Any:
     from transformers import LlamaConfig
 
     return LlamaConfig(
-        vocab_size=128256,
-        hidden_size=8192,
-        intermediate_size=28672,
-        num_hidden_layers=80,
-        num_attention_heads=64,
-        num_key_value_heads=8,
-        max_position_embeddings=131072,
+        vocab_size=vocabulary,
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
         tie_word_embeddings=False,
         architectures=["LlamaForCausalLM"],
+        **{"num_key_value_heads": 8, "max_position_embeddings": 131072, **sizes, **_TOKENS},
+    )
+
+
+def _qwen2_1_5b() -> Any:
+    from transformers import Qwen2Config
+
+    return Qwen2Config(
+        vocab_size=151936,
+        hidden_size=1536,
+        intermediate_size=8960,
+        num_hidden_layers=28,
+        num_attention_heads=12,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+        architectures=["Qwen2ForCausalLM"],
         **_TOKENS,
     )
 
@@ -56,12 +70,18 @@ def _gpt_oss_20b() -> Any:
     )
 
 
-# As published (config.json of Qwen/Qwen3-4B, Qwen/Qwen3-8B, meta-llama/Llama-3.1-70B and openai/gpt-oss-20b,
-# whose files have 4-bit experts of a kind of their own; here they are in 16 bits).
+# As published (config.json of Qwen/Qwen3-4B, Qwen/Qwen3-8B, meta-llama/Llama-3.1-70B, Llama-3.1-8B and
+# Llama-2-7b, Qwen/Qwen2-1.5B, and openai/gpt-oss-20b, whose files have 4-bit experts of a kind of their own;
+# here they are in 16 bits).
 CONFIGS: Mapping[str, Callable[[], Any]] = {
     "qwen3-4b": lambda: _qwen3(hidden_size=2560, intermediate_size=9728, tie_word_embeddings=True),
     "qwen3-8b": lambda: _qwen3(hidden_size=4096, intermediate_size=12288, tie_word_embeddings=False),
-    "llama-70b": _llama_70b,
+    "llama-70b": lambda: _llama(128256, 8192, 28672, 80, 64),
+    "llama3-8b": lambda: _llama(128256, 4096, 14336, 32, 32),
+    "llama2-7b": lambda: _llama(
+        32000, 4096, 11008, 32, 32, num_key_value_heads=32, max_position_embeddings=4096
+    ),
+    "qwen2-1.5b": _qwen2_1_5b,
     "gpt-oss-20b": _gpt_oss_20b,
 }
 
