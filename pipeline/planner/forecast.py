@@ -20,10 +20,11 @@ from pipeline.planner.paying_rows import paying_rows
 from pipeline.planner.placement import Verdict, Where, settle
 from pipeline.planner.prompt_layout import Layout
 from pipeline.planner.roofline import DecodeStep, Duration
-from pipeline.planner.store_policy import keeping
+from pipeline.planner.store_policy import Keeping, keeping
 from pipeline.planner.unpacked_weights import Shapes, unpacked_weights
 from pipeline.planner.weight_split import Split
 from pipeline.planner.weight_streaming import Sweep
+from pipeline.stores.kv.sizes import queued_bytes
 from pipeline.system.hardware import Hardware, Rates
 from pipeline.system.units import amount, duration
 
@@ -137,7 +138,7 @@ def _decided(shape: ModelShape, hardware: Hardware, wish: Wish, have: Room) -> F
         chunk_tokens=chunk,
         context_tokens=wish.context_tokens,
         vram_peak_bytes=peaks.vram,
-        ram_peak_bytes=peaks.ram,
+        ram_peak_bytes=peaks.ram + _queued(shape, wish, have, kept, tokens),
         disk_peak_bytes=peaks.disk + kept.store_bytes,
         ram_mapped_bytes=peaks.mapped,
         activation_bytes=peaks.activations,
@@ -164,6 +165,13 @@ def _decided(shape: ModelShape, hardware: Hardware, wish: Wish, have: Room) -> F
         next_steps=tuple(next_steps(shape, need, have, wish, where.verdict, rows)),
         warnings=tuple(warnings_about(shape, need, wish, where, have)),
     )
+
+
+def _queued(shape: ModelShape, wish: Wish, have: Room, kept: Keeping, tokens: int) -> int:
+    """Bytes of pinned memory in which what comes from a card for the store waits to be written."""
+    if not (have.on_card and kept.keeps):
+        return 0
+    return min(queued_bytes(tokens * shape.kv_bytes_per_token(wish.dtype)), kept.store_bytes)
 
 
 def _about_unpacked(packed: ModelShape, shape: ModelShape, wish: Wish) -> str:

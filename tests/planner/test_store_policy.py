@@ -18,7 +18,7 @@ from pipeline.planner.roofline import Speed, prefill_seconds
 from pipeline.planner.store_policy import crossover_tokens, document_bytes
 from pipeline.planner.workload import Asked, Question, TaskLoad
 from pipeline.stores.kv.io_speed import worth_loading
-from pipeline.stores.kv.sizes import entry_bytes
+from pipeline.stores.kv.sizes import entry_bytes, queued_bytes
 from pipeline.system.hardware import Disk, Rates
 from pipeline.system.hardware_spec import described
 from tests.planner.known_models import known_shape
@@ -105,6 +105,14 @@ def test_what_is_asked_again_is_kept() -> None:
     assert several.store_bytes == 50 * document_bytes(known_shape("Llama 3 8B"), 2000, WISH)
     assert several.disk_peak_bytes == several.store_bytes
     assert "the document comes first" in words(several)
+
+
+def test_what_waits_to_be_written_is_in_the_ram_of_the_plan() -> None:
+    kept, none = forecast(), forecast(documents="never")
+    batch = kept.batch_tokens * known_shape("Llama 3 8B").kv_bytes_per_token(WISH.dtype)
+    assert kept.ram_peak_bytes - none.ram_peak_bytes == queued_bytes(batch) > 2**26
+    few = forecast(quota=2**20)
+    assert few.ram_peak_bytes - none.ram_peak_bytes == 2**20
 
 
 def test_what_is_not_asked_again_is_not_kept_unless_the_user_says_so() -> None:

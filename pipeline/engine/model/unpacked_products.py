@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from pipeline.engine.model.library_logging import import_bitsandbytes
+from pipeline.engine.out_of_memory import give_back_pieces
 
 
 def unpack_products(model: Any, shapes: Collection[tuple[int, int]], dtype: torch.dtype) -> int:
@@ -31,6 +32,7 @@ def unpack_products(model: Any, shapes: Collection[tuple[int, int]], dtype: torc
         module.weight = module.quant_state = (
             None  # they and the module name each other: not for the collector
         )
+    give_back_pieces(0)  # weights of other sizes do not fit where those in 4 bits lay
     return len(found)
 
 

@@ -19,11 +19,10 @@ from pipeline.config import Config, StoreConfig, store_folder
 from pipeline.engine.reuse.device_time import Span, Stopwatch
 from pipeline.errors import UsageError
 from pipeline.records import Plan
+from pipeline.stores.kv.sizes import MOST_QUEUED_BYTES, queued_bytes
 from pipeline.stores.kv.store import KvStore
 from pipeline.stores.kv.writer import BackgroundWriter
 
-_QUEUED_BYTES = 1 << 30
-_QUEUED_SHARE = 4  # of the memory that a batch may take
 _FLUSH_SECONDS = 60.0
 _RECORDED_SECONDS = 10.0  # an answer is in the ledger about a second after it was given
 _LONG_TOKENS = (
@@ -55,7 +54,9 @@ class Tally:
 class StoreSession:
     """See the module. ``notes`` are sentences for the report, ``devices`` those of the model's weights."""
 
-    def __init__(self, store: KvStore, settings: StoreConfig, *, queued_bytes: int = _QUEUED_BYTES) -> None:
+    def __init__(
+        self, store: KvStore, settings: StoreConfig, *, queued_bytes: int = MOST_QUEUED_BYTES
+    ) -> None:
         self.store = store
         self.settings = settings
         self.writer = BackgroundWriter(store, queued_bytes=queued_bytes)
@@ -145,9 +146,7 @@ def open_session(config: Config, plan: Plan) -> tuple[StoreSession | None, str]:
         )
     except UsageError as error:
         return None, f"off: {error}"
-    queued_bytes = min(
-        _QUEUED_BYTES, max(plan.batch_tokens * plan.kv_bytes_per_token // _QUEUED_SHARE, 1 << 26)
-    )
+    queued = queued_bytes(plan.batch_tokens * plan.kv_bytes_per_token)
     return StoreSession(
-        store, settings, queued_bytes=queued_bytes
+        store, settings, queued_bytes=queued
     ), f"{folder}, {settings.format}, documents {settings.documents}"

@@ -15,6 +15,8 @@ from typing import Literal
 
 StorageFormat = Literal["as_computed", "fp16", "bf16", "int8", "int4"]
 FORMATS: tuple[StorageFormat, ...] = ("as_computed", "fp16", "bf16", "int8", "int4")
+# Of what waits to be written: at most, at least, and of the memory that a batch may take.
+MOST_QUEUED_BYTES, _LEAST_QUEUED_BYTES, _QUEUED_SHARE = 1 << 30, 1 << 26, 4
 KEY_GROUP_TOKENS = 64
 VALUE_GROUP_CHANNELS = 64
 _GROUP_BYTES = 4  # a step and a lowest value in float16
@@ -78,3 +80,8 @@ def entry_bytes(
     shapes = list(states)
     total += sum(math.prod(shape) * element_bytes + _HEADER_BYTES_PER_TENSOR for shape in shapes)
     return total + (_BYTES_PER_FILE if shapes else 0)
+
+
+def queued_bytes(batch_bytes: int) -> int:
+    """The most bytes that wait in memory to be written, beside batches of so many bytes."""
+    return min(MOST_QUEUED_BYTES, max(batch_bytes // _QUEUED_SHARE, _LEAST_QUEUED_BYTES))
