@@ -12,6 +12,7 @@ from pipeline.planner.memory import (
     LIBRARY_BYTES,
     PROCESS_BYTES,
     activations_bytes,
+    weight_pieces_bytes,
     with_pieces,
 )
 from pipeline.planner.model.shape import ModelShape
@@ -118,8 +119,8 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Bytes of weights, of the cache of the longest row, of activations (``unpacked_bytes`` of them), of the
-    largest layer.
+    """Bytes of weights, of the cache of the longest row, of activations (``unpacked_bytes`` of them, and what
+    a card's allocator holds in pieces), of the largest layer.
 
     ``unpacked_bytes`` are the largest quantized matrix in plain numbers (``matrix_bytes``) and a layer of a
     cache in 8 bits. ``near_bytes`` of the row stay in memory where its cache is elsewhere, ``far_bytes`` are
@@ -151,7 +152,8 @@ class Need:
         past = max(0, longest - chunk)
         activation = activations_bytes(shape, dtype, chunk, 1, past, on_card, unpacks=bool(matrix))
         if on_card:  # among them the matrix, which is not there beside all else that a layer computes
-            activation = with_pieces(activation) - matrix
+            weight_pieces = weight_pieces_bytes(shape, quantization)
+            activation = with_pieces(activation) - matrix + weight_pieces // devices
         if wish.cache_dtype:  # so is a layer of the cache before it is used
             unpacked += max(layer.kept_bytes(tokens, dtype) for layer in shape.kinds)
         layer = shape.largest_layer_bytes(quantization, dtype)

@@ -28,6 +28,8 @@ HEAP_FACTOR, STREAMED_FACTOR, CARD_FACTOR = 5.5, 2.0, 1.05
 # Of activations of a card, what its allocator keeps beside them in pieces into which nothing fits: 0.33 to
 # 0.58 in dry nights.
 _PIECES_SHARE = 0.5
+_LARGE_BYTES, _ROUNDED_BYTES = 10 * 2**20, 2 * 2**20
+_BITS = {"nf4": 4, "int8": 8}
 _PAGE_TOKENS = 16  # of KV memory, as the engine gives it out
 # Of a number of the logits, which are in float32.
 _LOGITS_BYTES = 4
@@ -150,6 +152,18 @@ def activations_bytes(
 def with_pieces(activation_bytes: int) -> int:
     """What a card's allocator holds for activations of so many bytes: them, and pieces between them."""
     return int(activation_bytes * (1 + _PIECES_SHARE))
+
+
+def weight_pieces_bytes(shape: ModelShape, quantization: str) -> int:
+    """What a card's allocator holds for weights beyond their bytes: large ones are rounded up, others lie
+    side by side (torch, c10/cuda/CUDACachingAllocator.cpp). Their scales are small.
+    """
+    found = 0
+    for weight in shape.weights:
+        bits = _BITS.get(quantization, 16) if weight.shrinks else 16
+        size = weight.rows * weight.columns * bits // 8
+        found += weight.copies * (-size % _ROUNDED_BYTES) if size >= _LARGE_BYTES else 0
+    return found
 
 
 def logits_bytes(shape: ModelShape, positions: int) -> int:

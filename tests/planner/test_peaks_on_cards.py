@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +20,18 @@ SHAPES = (
     ModelShape(80, 64, 8, 128, 8192, 28_672, 128_256, 131_072, tied=False),
     ModelShape(30, 9, 3, 64, 576, 1536, 49_152, 8192),
 )
+
+
+def test_scores_of_attention_bound_a_pass_where_no_kernel_does_without_them() -> None:
+    machine, wish = described("8GiB", "64GiB"), Wish("nf4", "bfloat16", 8192)
+    plainly = replace(SHAPES[0], keeps_scores=True)
+    by_kernels, found = decide(SHAPES[0], machine, wish), decide(plainly, machine, wish)
+    scores = plainly.scores_bytes(found.chunk_tokens, "bfloat16", 1, 8192 - found.chunk_tokens)
+    assert found.chunk_tokens < by_kernels.chunk_tokens == 4096
+    assert 0.05 * machine.vram_bytes < scores < found.activation_bytes < 0.4 * machine.vram_bytes
+    asked = decide(plainly, machine, replace(wish, chunk_tokens=2048))
+    assert asked.chunk_tokens == 2048
+    assert not asked.fits or asked.activation_bytes > 4 * scores
 
 
 @st.composite

@@ -10,15 +10,21 @@ from typing import Any
 
 import pytest
 
+from pipeline.errors import DoesNotFit
 from tests.bench.card.children import on_a_card
 from tests.bench.card.pairs import LEAST_OF_PLAN, MODELS, MOST_OF_PLAN, SIZES
-from tests.bench.card.planning import NEW_TOKENS
+from tests.bench.card.planning import NEW_TOKENS, machine_with, planned
 from tests.bench.card.tables import night_line
 
 
 def spend(model: str, size: str, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = on_a_card("tests.bench.card.night", model, str(folder), cards=size, folder=folder)
     return found
+
+
+def require_a_sentence(refusal: str) -> None:
+    assert re.search(r"\d.* (GiB|MiB)", refusal), "a refusal names sizes"
+    assert "use a smaller model" in refusal
 
 
 def require_a_good_night(found: dict[str, Any]) -> None:
@@ -34,13 +40,19 @@ def require_a_good_night(found: dict[str, Any]) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("model", MODELS)
 def test_a_dry_night(model: str, size: str, tmp_path: Path) -> None:
     found = spend(model, size, tmp_path)
     if "refused" in found:
-        assert re.search(r"\d.* (GiB|MiB)", found["refused"]), "a refusal names sizes"
-        assert "use a smaller model" in found["refused"]
+        require_a_sentence(found["refused"])
     else:
         require_a_good_night(found)
+
+
+@pytest.mark.parametrize(("model", "size"), [("llama-70b", "1GiB"), ("gpt-oss-20b", "2GiB")])
+def test_what_no_card_of_that_size_holds_is_refused(model: str, size: str, tmp_path: Path) -> None:
+    with pytest.raises(DoesNotFit) as refused:
+        planned(model, tmp_path, machine_with(size))
+    require_a_sentence(str(refused.value))

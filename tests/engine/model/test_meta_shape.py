@@ -174,3 +174,10 @@ def test_a_family_may_call_its_sizes_by_names_of_its_own() -> None:
     sizes = {"num_layers": 2, "d_model": 64, "attention_heads": 4, "ffn_dim": 128, "vocab_size": 512}
     shape = meta_shape(AutoConfig.for_model("xglm", **sizes), SMALL_MODEL)
     assert (shape.layers, shape.hidden, shape.query_heads) == (2, 64, 4)
+
+
+def test_who_attends_without_a_kernel_keeps_scores() -> None:
+    assert meta_shape(small_config("gpt_oss"), SMALL_MODEL).keeps_scores
+    assert not meta_shape(small_config("arcee"), SMALL_MODEL).keeps_scores
+    asked = SMALL_MODEL.model_copy(update={"attention": "eager"})
+    assert meta_shape(small_config("arcee"), asked).keeps_scores
