@@ -18,6 +18,16 @@ from pipeline.cli.cache import app as cache_commands
 from pipeline.cli.common import AsJson, ConfigPath, Overrides, RunPath, open_ledger, print_facts
 from pipeline.cli.plan import plan
 from pipeline.cli.quality import add_quality_commands
+from pipeline.cli.tables import (
+    AllFields,
+    Flat,
+    InFormat,
+    WithFields,
+    export,
+    outputs_asked_for,
+    print_beside,
+    table_lines,
+)
 from pipeline.cli.watch import add_watch_commands
 from pipeline.errors import EXIT_DONE, EXIT_FAULT, EXIT_STOPPED, EXIT_USAGE, OvernightError
 from pipeline.system.standard_streams import forgive, lost_output
@@ -74,8 +84,15 @@ def run(
     ] = False,
     output: Annotated[
         list[Path] | None,
-        typer.Option(help="Export here when the run ends (.jsonl, .parquet, .csv); may be repeated."),
+        typer.Option(
+            help="Export here when the run ends (.jsonl, .csv, .tsv, .parquet; - is standard output); may be "
+            "repeated."
+        ),
     ] = None,
+    fields: WithFields = None,
+    all_fields: AllFields = False,
+    flat: Flat = False,
+    written: InFormat = None,
     as_json: AsJson = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
@@ -83,6 +100,9 @@ def run(
     from pipeline.cli.progress import display
     from pipeline.system.stop_signal import StopSignal
 
+    outputs = outputs_asked_for(
+        output, fields, all_fields=all_fields, flat=flat, written=written, as_json=as_json
+    )
     stop = StopSignal()
     with stop.watch_signals(), display(f"reading {config}", quiet=quiet) as observer:
         from pipeline.config import load_config  # seconds of imports, so only now that something was said
@@ -96,10 +116,10 @@ def run(
             kinds=set(kind) if kind else None,
             observer=observer,
             stop=stop,
-            outputs=output or (),
+            outputs=outputs,
         )
     facts = _run_facts(result)
-    print_facts(facts if as_json else None, _run_lines(facts))
+    print_beside(outputs, facts if as_json else None, _run_lines(facts))
     raise typer.Exit(result.exit_code)
 
 
@@ -153,25 +173,7 @@ def bench(
     print_facts(result.to_json() if as_json else None, table(result))
 
 
-@app.command()
-def export(
-    directory: RunPath,
-    output: Annotated[
-        Path,
-        typer.Option("--output", "-o", help="File to write: .jsonl, .parquet or .csv.", show_default=False),
-    ],
-    force: Annotated[
-        bool, typer.Option("--force", help="Overwrite a file that is not an earlier export.")
-    ] = False,
-    view: Annotated[
-        int | None,
-        typer.Option(min=0, help="Calibration to show; 0: the model's own labels. The latest otherwise."),
-    ] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Write one row a document, in input order."""
-    facts = _export(directory, output, force=force, view=view)
-    print_facts(facts if as_json else None, [f"{facts['rows']:,} rows written to {facts['output']}"])
+app.command()(export)
 
 
 @app.command()
@@ -403,14 +405,6 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr)
 
 
-def _export(directory: Path, output: Path, *, force: bool, view: int | None = None) -> dict[str, Any]:
-    from pipeline.results.export import export as write_export
-
-    with open_ledger(directory) as ledger:
-        rows = write_export(ledger, output, force=force, view=view)
-    return {"output": str(output), "rows": rows}
-
-
 def _run_facts(result: RunResult) -> dict[str, Any]:
     return {
         "exit_code": result.exit_code,
@@ -433,10 +427,7 @@ def _run_lines(facts: dict[str, Any]) -> list[str]:
     if counts["rejected"]:
         lines.append(f"  {counts['rejected']:,} rows were rejected: {facts['run_directory']}/rejects.jsonl")
     lines.append(f"  report: {facts['report']}")
-    return lines + [
-        f"  export: {export['error'] or '{output} ({rows:,} rows)'.format(**export)}"
-        for export in facts["exports"]
-    ]
+    return lines + [f"  {line}" for table in facts["exports"] for line in table_lines(table)]
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ written, and at its end each written whether or not the others can be.
 from __future__ import annotations
 
 import logging
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import Any
 from pipeline.config import Config
 from pipeline.errors import StoppedEarly, UsageError
 from pipeline.records import TaskJob
-from pipeline.results.export import export
+from pipeline.results.export import Exported, export
+from pipeline.results.export.layout import Output
 from pipeline.results.export.places import check_foreign, check_output
 from pipeline.sources import source_files
 from pipeline.stores.ledger.ledger import Ledger
@@ -26,18 +26,25 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """An export of so many ``rows``; or ``error``: why there is none, and which command writes it."""
+    """What was ``exported``; or ``error``: why there is nothing, and which command writes it."""
 
-    output: Path
-    rows: int = 0
+    output: Output
+    exported: Exported = Exported()  # noqa: RUF009  # frozen
     error: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As ``overnight run --json`` prints it."""
-        return {"output": str(self.output), "rows": self.rows, "error": self.error}
+        told = self.exported
+        return {
+            "output": self.output.name,
+            "rows": told.rows,
+            "pending": told.pending,
+            "notes": list(told.sentences),
+            "error": self.error,
+        }
 
 
-def check_outputs(config: Config, outputs: Sequence[Path]) -> None:
+def check_outputs(config: Config, outputs: Sequence[Output]) -> None:
     """Before a run: its exports can be written to ``outputs``, and replace nothing but earlier exports.
     Raises UsageError, StoppedEarly where a disk is full.
     """
@@ -46,19 +53,20 @@ def check_outputs(config: Config, outputs: Sequence[Path]) -> None:
     inputs = [*source_files(config.source), *config.source.paths]
     tasks = _tasks(config)
     for output in outputs:
-        check_output(output, inputs)
-        check_foreign(output, tasks)
+        if output.path is not None:
+            check_output(output.path, output.layout, inputs)
+            check_foreign(output.path, tasks, output.layout, beside=None)
 
 
-def write_outputs(ledger: Ledger, directory: Path, outputs: Sequence[Path]) -> list[Written]:
+def write_outputs(ledger: Ledger, directory: Path, outputs: Sequence[Output]) -> list[Written]:
     """After a run: every export that can be written."""
     return [_write(ledger, directory, output) for output in outputs]
 
 
-def _write(ledger: Ledger, directory: Path, output: Path) -> Written:
-    again = f"overnight export {shlex.quote(str(directory))} -o {shlex.quote(str(output))}"
+def _write(ledger: Ledger, directory: Path, output: Output) -> Written:
+    again = output.command(directory)
     try:
-        return Written(output, export(ledger, output, again=again))
+        return Written(output, export(ledger, output.path, output.layout, again=again))
     except StoppedEarly as stopped:
         told = str(stopped)
     except UsageError as refused:  # another name would help only now

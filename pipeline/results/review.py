@@ -28,6 +28,7 @@ from pipeline.quality.selection import (
     uncertain_and_random,
 )
 from pipeline.records import Document
+from pipeline.results.export.layout import Layout
 from pipeline.results.export.places import check_output
 from pipeline.results.gold import gold_ids, written_labels
 from pipeline.results.label_view import is_multi, labels_of, latest_view, shown_to_the_model, view_of
@@ -224,7 +225,7 @@ def _check(output: Path, columns: Sequence[str], config: Config, *, force: bool)
     """Refuse, before any work, places that must not be written to."""
     if output.suffix.lower() != ".csv":
         raise UsageError(f"{output} cannot be written: the name must end in .csv, which a spreadsheet opens")
-    check_output(output, [*source_files(config.source), *config.source.paths])
+    check_output(output, Layout(), [*source_files(config.source), *config.source.paths])
     if not output.exists() or force or not output.stat().st_size:
         return
     try:

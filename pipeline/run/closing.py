@@ -8,13 +8,13 @@ import logging
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from pipeline.config import Config
 from pipeline.errors import EXIT_DONE, EXIT_FAULT, EXIT_SOME_FAILED, EXIT_STOPPED, EXIT_USAGE, StoppedEarly
 from pipeline.prepare.predict import learn
 from pipeline.prepare.prepare import Preparation
 from pipeline.results.after_run import settle_answers
+from pipeline.results.export.layout import Output
 from pipeline.results.outputs import Written, write_outputs
 from pipeline.results.report import write_report
 from pipeline.run.session import RunSession
@@ -63,7 +63,7 @@ class Closing:
         self._try(lambda: self._session.annotate(**workers.facts))
         return ending.lacking(missing)
 
-    def export(self, ending: Ending, outputs: Sequence[Path]) -> Ending:
+    def export(self, ending: Ending, outputs: Sequence[Output]) -> Ending:
         """Settle the answers and write the exports."""
         ledger, directory = self._session.ledger, self._directory.path
         self._try(lambda: self._session.annotate(calibration=settle_answers(ledger, self._config)))

@@ -20,6 +20,7 @@ from pipeline.prepare.predict import predict
 from pipeline.prepare.prepare import Preparation, prepare, resolve
 from pipeline.records import Document, Progress, Reject
 from pipeline.results.after_run import check_configured
+from pipeline.results.export.layout import Output
 from pipeline.results.outputs import Written, check_outputs
 from pipeline.results.report import check_report
 from pipeline.run.closing import Closing, Ending
@@ -64,7 +65,7 @@ def run(
     kinds: Collection[str] | None = None,
     observer: Observer = lambda _: None,
     stop: StopSignal | None = None,
-    outputs: Sequence[Path] = (),
+    outputs: Sequence[Output] = (),
     workers: Callable[[Config, RunDirectory], StartWorker] = local_workers,
 ) -> RunResult:
     """Do what is left to do in the configuration's run directory.
@@ -134,7 +135,7 @@ class Night:
             memory_floor_bytes=config.run.keep_free_memory,
         )
 
-    def through(self, outputs: Sequence[Path]) -> RunResult:
+    def through(self, outputs: Sequence[Output]) -> RunResult:
         """Read, work, report and export; whatever happens, the ledger says how it ended, and no worker is
         left.
         """
@@ -270,7 +271,7 @@ class Night:
             return EXIT_SOME_FAILED, f"{intake.damaged} input files could not be read to their end"
         return EXIT_DONE, "done"
 
-    def _close(self, prepared: Preparation, ending: Ending, outputs: Sequence[Path]) -> Ending:
+    def _close(self, prepared: Preparation, ending: Ending, outputs: Sequence[Output]) -> Ending:
         """Leave what people look at in the morning; how the run ended is told once more, for a file may be
         missing.
         """

@@ -8,7 +8,7 @@ at all raises SourceError.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from pipeline.sources.grouping import join_groups
 from pipeline.sources.rows import Raw, Wanted, mend, read_fields, read_id, to_document, wanted
 from pipeline.sources.streams import DamagedFile
 
-__all__ = ["read_source", "read_values", "source_files"]
+__all__ = ["read_columns", "read_source", "read_values", "source_files"]
 
 
 def read_source(config: SourceConfig, fields: Collection[str] = ()) -> Iterator[Document | Reject]:
@@ -36,6 +36,56 @@ def read_source(config: SourceConfig, fields: Collection[str] = ()) -> Iterator[
             return
         for row in rows:
             yield row if isinstance(row, Reject) else to_document(row, want)
+
+
+def read_columns(
+    config: SourceConfig, columns: Collection[str] | None
+) -> Generator[tuple[Document, Mapping[str, object]] | Reject, None, None]:
+    """Documents with the values that their rows have in ``columns`` (None: in all), as the source gives them;
+    of a group the values of the row that it is said to lie at. A path that cannot be read is a Reject.
+    """
+    want = wanted(config, (), columns)
+    with closing(_whatever_can_be_read(config, want)) as rows:
+        if config.group_by is not None:
+            yield from _groups_with_values(rows, want, config.group_by.separator)
+            return
+        for row in rows:
+            if isinstance(row, Reject):
+                yield row
+                continue
+            found = to_document(row, want)
+            yield found if isinstance(found, Reject) else (found, row.values)
+
+
+def _whatever_can_be_read(config: SourceConfig, want: Wanted) -> Generator[Raw | Reject, None, None]:
+    """Rows of all configured paths, and a Reject for each path that cannot be read."""
+    seen: set[str] = set()
+    for path in _paths(config):
+        try:
+            yield from _read_path(path, config, want, seen)
+        except SourceError as error:
+            yield Reject(Origin(path, 1), str(error), ends_file=True)
+
+
+def _groups_with_values(
+    rows: Iterable[Raw | Reject], want: Wanted, separator: str
+) -> Iterator[tuple[Document, Mapping[str, object]] | Reject]:
+    values: dict[Origin, Mapping[str, object]] = {}  # of the rows of the group that is open
+
+    def watched() -> Iterator[Raw | Reject]:
+        for row in rows:
+            if isinstance(row, Raw):
+                values[row.origin] = row.values
+            yield row
+
+    for found in join_groups(watched(), want, separator):
+        if isinstance(found, Reject):
+            yield found
+            continue
+        own = values[found.origin]
+        for origin in list(values)[:-1]:  # the last one has begun the next group
+            del values[origin]
+        yield found, own
 
 
 def read_values(config: SourceConfig) -> Iterator[tuple[str, FieldValue]]:
@@ -73,16 +123,23 @@ def _read_paths(config: SourceConfig, want: Wanted) -> Generator[Raw | Reject, N
     """Rows of all configured paths; a file that two of them stand for is read once."""
     seen: set[str] = set()
     for path in _paths(config):
-        if _is_hub(path, config):
-            yield from _hub(path, config, want, saved=False)
-        elif _is_saved(path, config):
-            yield from _hub(path, config, want, saved=True)
-        else:
-            for file in expand(path, config):
-                identity = os.path.realpath(file.path) if file.filesystem is None else file.name
-                if identity not in seen:
-                    seen.add(identity)
-                    yield from _read_file(file, config, want)
+        yield from _read_path(path, config, want, seen)
+
+
+def _read_path(
+    path: str, config: SourceConfig, want: Wanted, seen: set[str]
+) -> Generator[Raw | Reject, None, None]:
+    """Rows of one configured path but those of the files ``seen``, to which it adds its own."""
+    if _is_hub(path, config):
+        yield from _hub(path, config, want, saved=False)
+    elif _is_saved(path, config):
+        yield from _hub(path, config, want, saved=True)
+    else:
+        for file in expand(path, config):
+            identity = os.path.realpath(file.path) if file.filesystem is None else file.name
+            if identity not in seen:
+                seen.add(identity)
+                yield from _read_file(file, config, want)
 
 
 def _paths(config: SourceConfig) -> list[str]:

@@ -58,7 +58,7 @@ def stream_rows(dataset: Any, name: str, want: Wanted) -> Iterator[Raw]:
     try:
         while (row := stream.next_row(name, number)) is not None:
             number += 1
-            yield Raw(Origin(name, number), {column: row[column] for column in want.columns if column in row})
+            yield Raw(Origin(name, number), want.of(row))
     finally:
         unregister(stream.close)
         stream.close()
@@ -124,7 +124,7 @@ def _present(known: list[str], want: Wanted, name: str) -> list[str]:
         raise SourceError(
             f"{name} has no column {missing!r} (columns: {shown}); set source.id_field and source.text_field"
         )
-    return [column for column in want.columns if column in known]
+    return want.among(known)
 
 
 def _one_line(error: Exception) -> str:

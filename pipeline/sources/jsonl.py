@@ -63,7 +63,7 @@ def parse_object(data: bytes, origin: Origin, want: Wanted, offset: int) -> Raw 
             f"the record is {describe(value)}; it must be a JSON object with an id and a text",
             excerpt(data),
         )
-    return Raw(origin, {name: value[name] for name in want.columns if name in value}, data[:_SHOWN_BYTES])
+    return Raw(origin, want.of(value), data[:_SHOWN_BYTES])
 
 
 def load_json(data: bytes) -> object:

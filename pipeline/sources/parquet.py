@@ -60,7 +60,7 @@ def _columns(parquet: Any, want: Wanted) -> list[str]:
     repeated = next((name for name in want.columns if names.count(name) > 1), None)
     if repeated is not None:
         raise DamagedFile(f"the file has more than one column {repeated!r}; rename all but one")
-    return [name for name in want.columns if name in names]
+    return want.among(names)
 
 
 def _group_rows(

@@ -13,7 +13,7 @@ import json
 import math
 import re
 import reprlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.config import SourceConfig
@@ -60,17 +60,18 @@ class Raw:
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """The columns to read, by their use. With ``group`` the id field is not read: the group's value is the
-    id.
+    id. Those ``beside`` them, None for all, are only shown: whatever is in them, no row is rejected for it.
     """
 
     id: str
     text: str
     fields: tuple[str, ...] = ()
     order: str | None = None
+    beside: tuple[str, ...] | None = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Each column once, required ones first."""
+        """Each column that documents are made of, once, required ones first."""
         return tuple(dict.fromkeys((*self.required, *self.fields)))
 
     @property
@@ -78,9 +79,23 @@ class Wanted:
         """The columns without which no row can be a document."""
         return tuple(dict.fromkeys((self.id, self.text, *((self.order,) if self.order is not None else ()))))
 
+    def among(self, names: Sequence[str]) -> list[str]:
+        """Which of a file's columns are read. Of those beside them, the ones whose name stands there once:
+        others cannot be told apart.
+        """
+        beside = names if self.beside is None else self.beside
+        once = (name for name in beside if names.count(name) == 1)
+        return list(dict.fromkeys([*(name for name in self.columns if name in names), *once]))
 
-def wanted(config: SourceConfig, fields: Collection[str]) -> Wanted:
-    """What the configuration and the templates' ``fields`` need of each row."""
+    def of(self, values: Mapping[str, object]) -> dict[str, object]:
+        """What is read of a row that comes with all its ``values``."""
+        if self.beside is None:
+            return dict(values)
+        return {name: values[name] for name in (*self.columns, *self.beside) if name in values}
+
+
+def wanted(config: SourceConfig, fields: Collection[str], beside: Collection[str] | None = ()) -> Wanted:
+    """What the configuration and the templates' ``fields`` need of each row, and columns ``beside`` that."""
     group = config.group_by
     further = tuple(sorted(fields))
     return Wanted(
@@ -88,6 +103,7 @@ def wanted(config: SourceConfig, fields: Collection[str]) -> Wanted:
         config.text_field,
         further,
         group.order_by if group else None,
+        None if beside is None else tuple(beside),
     )
 
 

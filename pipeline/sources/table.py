@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pipeline.records import Origin, Reject
 from pipeline.sources.encoding import refuse_bytes
 from pipeline.sources.files import SourceFile
-from pipeline.sources.rows import Raw, Wanted, excerpt
+from pipeline.sources.rows import Raw, Unreadable, Wanted, excerpt
 from pipeline.sources.streams import RECORD_LIMIT_BYTES, DamagedFile, Line, read_lines, read_text_blocks
 
 _DELIMITERS = {"csv": ",;|\t", "tsv": "\t"}
@@ -53,8 +53,9 @@ def read(file: SourceFile, want: Wanted) -> Iterator[Raw | Reject]:
         if header is None:
             return
         names, delimiter = header
+        columns = set(want.among(names))
         while (row := source.row(delimiter)) is not None:
-            yield _convert(row, names, file.name, want)
+            yield _convert(row, names, columns, file.name, want)
             if row.fault:
                 yield from _find_next_row(source, row, delimiter, len(names), file.name)
 
@@ -165,7 +166,7 @@ def _encoding_sentence(row: _Row, name: str) -> str:
     return "the row is not UTF-8"
 
 
-def _convert(row: _Row, names: list[str], file_name: str, want: Wanted) -> Raw | Reject:
+def _convert(row: _Row, names: list[str], columns: set[str], file_name: str, want: Wanted) -> Raw | Reject:
     origin = Origin(file_name, row.lines[0].number, row.lines[0].offset)
     reason = row.fault
     if not reason and len(row.cells) != len(names):
@@ -175,10 +176,15 @@ def _convert(row: _Row, names: list[str], file_name: str, want: Wanted) -> Raw |
         )
     if reason:
         return Reject(origin, reason, excerpt(row.data))
-    columns = want.columns
-    values = {name: cell for name, cell in zip(names, row.cells, strict=True) if name in columns}
-    if any(not cell.isascii() and _UNDECODED.search(cell) for cell in values.values()):
-        return Reject(origin, _encoding_sentence(row, file_name), excerpt(row.data))
+    values: dict[str, object] = {}
+    for name, cell in zip(names, row.cells, strict=True):
+        if name not in columns:
+            continue
+        values[name] = cell
+        if not cell.isascii() and _UNDECODED.search(cell):
+            if name in want.columns:
+                return Reject(origin, _encoding_sentence(row, file_name), excerpt(row.data))
+            values[name] = Unreadable("not UTF-8")
     return Raw(origin, values, row.lines[0].data[:1024])
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,7 +55,8 @@ def failing_disk_stops(place: Path) -> Iterator[None]:
 
 @contextmanager
 def replace_file(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
-    """A handle whose bytes become ``path`` when the block ends well; ``private``: for the user's eyes only.
+    """A handle whose bytes become ``path`` when the block ends well; ``private``: for the user's eyes only,
+    otherwise a file that is replaced keeps its rights.
 
     Raises StoppedEarly when the disk is full.
     """
@@ -67,6 +69,8 @@ def replace_file(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
                 os.open(sibling, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600 if private else 0o666), "wb"
             ) as stream,
         ):
+            if not private and place.exists():
+                os.fchmod(stream.fileno(), stat.S_IMODE(place.stat().st_mode))
             yield stream
             stream.flush()
             os.fsync(stream.fileno())

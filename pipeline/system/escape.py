@@ -14,7 +14,20 @@ _ENTITIES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 _MARKS = re.compile(r"[&<>\\`*\[\]|~$!{}^]|_(?<![0-9A-Za-z]_)|_(?![0-9A-Za-z])")
 _BLOCK_START = re.compile(r"^(?:[-+#=:]|(?P<number>\d{1,9})(?P<mark>[.)])(?=\s|$))")
 _JOINER = "\u2060"  # word joiner: invisible, breaks what renderers would take for an address
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_FORMULA = (
+    "=",
+    "+",
+    "-",
+    "@",
+    "\t",
+    "\r",
+    "\n",
+    "\uff1d",
+    "\uff0b",
+    "\uff0d",
+    "\uff20",
+)  # the last are full-width
+_PLAIN_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 _ADDRESS = re.compile(r"(?i)@|:(?=//)|(?<=mailto):|(?<=xmpp):|(?<=www)\.")
 
 
@@ -49,9 +62,9 @@ def escape_exactly(text: str) -> str:
 
 def spreadsheet_text(text: str) -> str:
     """``text`` for a cell of a CSV file: what a spreadsheet would take for a formula gets an apostrophe in
-    front.
+    front, but for plain numbers.
     """
-    return "'" + text if text.startswith(_FORMULA) else text
+    return "'" + text if text.startswith(_FORMULA) and not _PLAIN_NUMBER.fullmatch(text) else text
 
 
 def from_spreadsheet(text: str) -> str:

@@ -99,6 +99,16 @@ class Answers:
         """Those of the kind's further columns, in their order; also for documents without an answer."""
         return ()
 
+    def flat_columns(self, task: TaskRow) -> Sequence[Column] | None:  # noqa: ARG002  # as above
+        """What stands in place of the kind's further columns where each number is to have one of its own;
+        None: the same ones.
+        """
+        return None
+
+    def flat_cells(self, task: TaskRow, result: TaskResult) -> Sequence[Any]:  # noqa: ARG002  # as above
+        """The cells of those."""
+        return self.cells(result)
+
     def view(self, ledger: Ledger, task: TaskRow, number: int | None) -> View | None:  # noqa: ARG002  # as above
         """The task's latest view, or that of the number; None for 0, and where there is none. Raises
         UsageError for unknown ones.

@@ -261,7 +261,7 @@ JSON_COMMANDS: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "run": (("run", "{config}"), {"exit_code", "reason", "run_directory", "report", "status", "exports"}),
     "plan": (("plan", "{config}"), {"plan", "tasks", "notes"}),
     "status": (("status", "{run}"), {"documents", "rejected", "duplicates", "complete", "tasks", "run"}),
-    "export": (("export", "{run}", "--output", "{folder}/out.parquet"), {"output", "rows"}),
+    "export": (("export", "{run}", "--output", "{folder}/out.parquet"), {"output", "rows", "exports"}),
     "report": (("report", "{run}"), {"inputs", "tasks", "runs", "rejects"}),
     "retry": (("retry", "{run}"), {"retried"}),
     "show": (("show", "{run}", "d0001"), {"id", "documents"}),

@@ -15,6 +15,7 @@ import pytest
 
 from pipeline.config import load_config
 from pipeline.errors import UsageError
+from pipeline.results.export.layout import Output
 from pipeline.run import closing
 from pipeline.run.runner import run
 from tests.nights import TASKS, ANight, documents
@@ -63,7 +64,7 @@ def test_field_case_05(tmp_path: Path) -> None:
     with read_only(tmp_path / "ro"):
         for place, words in places.items():
             with pytest.raises(UsageError, match=re.escape(words)):
-                run(load_config(night.config), outputs=[good, Path(place)])
+                run(load_config(night.config), outputs=[Output(good), Output(Path(place))])
         outputs = ("--output", str(good), "--output", LONG)
         refused(night, "run", str(night.config), *outputs, words="File name too long")
     assert not night.directory.exists()
@@ -113,9 +114,9 @@ def test_a_share_that_is_gone_at_the_end_costs_only_its_own_export(
         return settle(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(closing, "settle_answers", gone)
-    result = run(load_config(night.config), outputs=outputs)
+    result = run(load_config(night.config), outputs=[Output(path) for path in outputs])
     assert result.exit_code == 75
-    assert [output.rows for output in result.outputs] == [3, 0, 3]
+    assert [output.exported.rows for output in result.outputs] == [3, 0, 3]
     again = f"overnight export {night.directory} -o '{outputs[1]}' writes it"
     assert result.outputs[1].error is not None
     assert result.outputs[1].error.endswith(again)
@@ -125,7 +126,7 @@ def test_a_share_that_is_gone_at_the_end_costs_only_its_own_export(
     assert (report["runs"][-1]["exit_code"], report["runs"][-1]["reason"]) == (75, result.reason)
     (tmp_path / "share").unlink()
     monkeypatch.setattr(closing, "settle_answers", settle)
-    assert run(load_config(night.config), outputs=outputs).exit_code == 0
+    assert run(load_config(night.config), outputs=[Output(path) for path in outputs]).exit_code == 0
     assert outputs[1].read_text() == outputs[0].read_text()
 
 
@@ -159,7 +160,7 @@ def test_a_report_that_cannot_be_written_at_the_end_is_said(
         return settle(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(closing, "settle_answers", in_the_way)
-    result = run(load_config(night.config), outputs=[tmp_path / "out.csv"])
+    result = run(load_config(night.config), outputs=[Output(tmp_path / "out.csv")])
     assert result.exit_code == 75
     assert "report.json could not be written: Is a directory" in result.reason
-    assert result.outputs[0].rows == 3
+    assert result.outputs[0].exported.rows == 3

@@ -114,8 +114,8 @@ def test_views_of_every_format_are_replaced_by_later_exports(ledger: Ledger, tmp
         export(ledger, tmp_path / f"x.{ending}")
     make_view(ledger, ledger.tasks()[0], ViewOptions("batch"))
     for ending in ("jsonl", "csv", "parquet"):
-        assert export(ledger, tmp_path / f"x.{ending}") == COUNT
-        assert export(ledger, tmp_path / f"x.{ending}") == COUNT
+        assert export(ledger, tmp_path / f"x.{ending}").rows == COUNT
+        assert export(ledger, tmp_path / f"x.{ending}").rows == COUNT
     with (tmp_path / "x.csv").open(newline="") as stream:
         assert next(csv.DictReader(stream))["topic_calibration"] == "view 1: batch"
 

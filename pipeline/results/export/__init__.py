@@ -1,63 +1,147 @@
 """The answers as one file: a row a document, in input order, written whole or not at all.
 
 JSON lines and Parquet hold values as they are; several labels are a list, probabilities an object (a map from
-label to number in Parquet). In CSV lists and objects are JSON text, nothing is an empty cell, and a cell that
-begins with ``=``, ``+``, ``-``, ``@``, a tab or a carriage return gets an apostrophe in front, so that a
-spreadsheet shows it instead of computing it.
+label to number in Parquet). In CSV and TSV lists and objects are JSON text, nothing is an empty cell, and a
+text that a spreadsheet would compute gets an apostrophe in front. Documents without an answer are rows like
+the others, whose status says why.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
 
 from pipeline.config import parse_config
 from pipeline.errors import OvernightError
-from pipeline.results.export.columns import Counted, record, table_columns
-from pipeline.results.export.formats import WRITERS
+from pipeline.results.export.columns import answer_cells, answer_columns
+from pipeline.results.export.formats import WRITERS, Row
+from pipeline.results.export.layout import Layout
 from pipeline.results.export.places import check_foreign, check_output
+from pipeline.results.export.source_rows import SourceRows
+from pipeline.results.source_texts import last_config
 from pipeline.results.views import said, through
 from pipeline.sources import source_files
 from pipeline.stores.ledger.ledger import Ledger
+from pipeline.stores.ledger.queries import ExportRow, TaskRow
 from pipeline.system.atomic_write import replace_file
+from pipeline.system.run_directory import LEDGER
 from pipeline.system.writable import written_later
+from pipeline.tasks.answers import View
 from pipeline.tasks.registry import answers_of
+
+__all__ = ["Exported", "Layout", "export"]
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """So many ``rows`` were written, of which so many are ``pending``; ``sentences`` to be said of them."""
+
+    rows: int = 0
+    pending: int = 0
+    sentences: tuple[str, ...] = ()
 
 
 def export(
     ledger: Ledger,
-    output: Path,
+    output: Path | None,
+    layout: Layout = Layout(),  # noqa: B008  # frozen
     *,
     force: bool = False,
     inputs: Sequence[str] = (),
     view: int | None = None,
     again: str = "the same command",
-) -> int:
-    """Write every present input with the answers of the active tasks; returns the number of rows.
+) -> Exported:
+    """Write every present input with the answers of the active tasks to a file, or standard output (None).
 
     Answers are shown through their latest view, or that of the number ``view``; 0 is what the model said
     itself. An existing file is replaced when its columns say that it is an earlier export, or with
     ``force``; an input of the run never. ``again``: the command that writes it where that fails. Raises
     UsageError, StoppedEarly when it could not be written.
     """
-    check_output(output, [*inputs, *_inputs(ledger)])
+    write = WRITERS[layout.format_of(output)]
+    if output is not None:
+        check_output(output, layout, [*inputs, *_inputs(ledger)])
     tasks = ledger.tasks()
-    kinds = {task.job.name: answers_of(task.job.kind) for task in tasks}
-    seen = {task.job.name: kinds[task.job.name].view(ledger, task, view) for task in tasks}
-    views = {name: found for name, found in seen.items() if found is not None}
-    columns = table_columns(tasks, views)
-    if not force:
-        check_foreign(output, tasks)
-    rows_seen = (
-        through(ledger.rows(), views) if views else said(ledger.rows(), tasks) if view == 0 else ledger.rows()
-    )
-    rows = Counted(record(row, tasks, views) for row in rows_seen)
+    views = _views(ledger, tasks, view)
+    columns = answer_columns(tasks, views, flat=layout.flat)
+    with ExitStack() as stack:
+        source = _source(ledger, layout, columns, stack)
+        columns |= source.columns if source is not None else {}
+        if output is not None and not force:
+            check_foreign(output, tasks, layout, beside=columns)
+        rows = ledger.rows()
+        seen = through(rows, views) if views else said(rows, tasks) if view == 0 else rows
+        table = _Table(seen, tasks, views, source, flat=layout.flat)
+        with _opened(output, again) as stream:
+            write(stream, columns, table)
+    return Exported(table.rows, table.pending, table.sentences())
+
+
+class _Table:
+    """The rows of an export, counted while they are gone through, once."""
+
+    def __init__(
+        self,
+        seen: Iterator[ExportRow],
+        tasks: Sequence[TaskRow],
+        views: Mapping[str, View],
+        source: SourceRows | None,
+        *,
+        flat: bool,
+    ) -> None:
+        self._seen, self._tasks, self._views, self._source, self._flat = seen, tasks, views, source, flat
+        self.rows = self.pending = 0
+
+    def __iter__(self) -> Iterator[Row]:
+        for row in self._seen:
+            self.rows += 1
+            self.pending += any(result.state in ("pending", "running") for result in row.results.values())
+            cells = answer_cells(row, self._tasks, self._views, flat=self._flat)
+            yield cells if self._source is None else cells | self._source.cells(row.input)
+
+    def sentences(self) -> tuple[str, ...]:
+        """What is to be said of them."""
+        pending = (
+            f"{self.pending:,} of {self.rows:,} rows are not answered yet; they are in the table, their "
+            f"status is pending. Run the same configuration again to go on"
+            if self.pending
+            else None
+        )
+        beside = self._source.sentence() if self._source is not None else None
+        return tuple(sentence for sentence in (pending, beside) if sentence is not None)
+
+
+def _views(ledger: Ledger, tasks: Sequence[TaskRow], number: int | None) -> dict[str, View]:
+    found = {task.job.name: answers_of(task.job.kind).view(ledger, task, number) for task in tasks}
+    return {name: view for name, view in found.items() if view is not None}
+
+
+def _source(ledger: Ledger, layout: Layout, own: Mapping[str, Any], stack: ExitStack) -> SourceRows | None:
+    if not layout.has_source:
+        return None
+    source = SourceRows(ledger, last_config(ledger), layout.fields, own)
+    stack.callback(source.close)
+    return source
+
+
+@contextmanager
+def _opened(output: Path | None, again: str) -> Iterator[IO[bytes]]:
+    """Where the bytes go. What lies in a run directory is as private as everything there."""
+    if output is None:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    place = Path(os.path.realpath(output))
     with written_later(output, again):
-        Path(os.path.realpath(output)).parent.mkdir(parents=True, exist_ok=True)
-        with replace_file(output) as stream:
-            WRITERS[output.suffix.lower()](stream, columns, rows)
-    return rows.count
+        place.parent.mkdir(parents=True, exist_ok=True)
+        inside = any((folder / LEDGER).exists() for folder in place.parents)
+        with replace_file(output, private=inside) as stream:
+            yield stream
 
 
 def _inputs(ledger: Ledger) -> list[str]:

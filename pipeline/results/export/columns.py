@@ -1,25 +1,36 @@
-"""The columns of an export, and their cells in one row: the id, and what each task has to say."""
+"""The columns of the answers, and their cells in one row: the id, and what each task has to say."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pipeline.errors import UsageError
 from pipeline.results.export.formats import Row
+from pipeline.results.export.value_types import TEXT, ValueType
 from pipeline.stores.ledger.queries import ExportRow, TaskResult, TaskRow
-from pipeline.tasks.answers import ColumnType, View
+from pipeline.tasks.answers import Column, ColumnType, View
 from pipeline.tasks.registry import answers_of, columns_of
 
 _NOT_COVERED = "view 0: none (what the view is computed from was not kept)"
+_TYPES: Mapping[ColumnType, ValueType] = {
+    "text": TEXT,
+    "texts": ValueType("list", item=TEXT),
+    "integer": ValueType("integer"),
+    "number": ValueType("number"),
+    "yes or no": ValueType("yes or no"),
+    "numbers by name": ValueType("numbers by name"),
+}
 
 
-def table_columns(tasks: Sequence[TaskRow], views: Mapping[str, View]) -> dict[str, ColumnType]:
+def answer_columns(
+    tasks: Sequence[TaskRow], views: Mapping[str, View], *, flat: bool = False
+) -> dict[str, ValueType]:
     """What each column holds, by its name, in their order. Raises UsageError where two have one name."""
-    columns: dict[str, ColumnType] = {"id": "text"}
+    columns: dict[str, ValueType] = {"id": TEXT}
     for task in tasks:
-        for name, kind in task_columns(task, viewed=task.job.name in views).items():
+        for name, kind in task_columns(task, viewed=task.job.name in views, flat=flat).items():
             if name in columns:
                 raise UsageError(
                     f"two tasks of this run would both fill the column {name!r}; rename one of them"
@@ -28,34 +39,42 @@ def table_columns(tasks: Sequence[TaskRow], views: Mapping[str, View]) -> dict[s
     return columns
 
 
-def task_columns(task: TaskRow, *, viewed: bool) -> dict[str, ColumnType]:
+def task_columns(task: TaskRow, *, viewed: bool, flat: bool) -> dict[str, ValueType]:
     """Those of one task: fixed by the task, so that a file of nulls has the same types as a full one."""
     name = task.job.name
-    further = {name + column.ending: column.type for column in columns_of(task.job.kind)}
+    further = {name + column.ending: _TYPES[column.type] for column in _further(task, flat=flat)}
     return {
-        name: answers_of(task.job.kind).answer_type(task),
-        f"{name}_status": "text",
-        f"{name}_error": "text",
-        f"{name}_finish_reason": "text",
+        name: _TYPES[answers_of(task.job.kind).answer_type(task)],
+        f"{name}_status": TEXT,
+        f"{name}_error": TEXT,
+        f"{name}_finish_reason": TEXT,
         **further,
-        **({f"{name}_calibration": "text"} if viewed else {}),
+        **({f"{name}_calibration": TEXT} if viewed else {}),
     }
 
 
-def record(row: ExportRow, tasks: Sequence[TaskRow], views: Mapping[str, View]) -> Row:
+def _further(task: TaskRow, *, flat: bool) -> Sequence[Column]:
+    found = answers_of(task.job.kind).flat_columns(task) if flat else None
+    return columns_of(task.job.kind) if found is None else found
+
+
+def answer_cells(
+    row: ExportRow, tasks: Sequence[TaskRow], views: Mapping[str, View], *, flat: bool = False
+) -> Row:
     """The cells of one input, by the names of their columns."""
     cells: Row = {"id": _text(row.input.id)}
     for task in tasks:
         view = views.get(task.job.name)
-        found = _cells(row.results[task.job.name], task, view)
-        cells.update(zip(task_columns(task, viewed=view is not None), found, strict=True))
+        found = _cells(row.results[task.job.name], task, view, flat=flat)
+        cells.update(zip(task_columns(task, viewed=view is not None, flat=flat), found, strict=True))
     return cells
 
 
-def _cells(result: TaskResult, task: TaskRow, view: View | None) -> list[Any]:
+def _cells(result: TaskResult, task: TaskRow, view: View | None, *, flat: bool) -> list[Any]:
     answers = answers_of(task.job.kind)
     cells = [answers.answer(result), result.state, result.error, result.finish_reason]
-    shown = [_plain(cell) for cell in [*cells, *answers.cells(result)]]
+    further = answers.flat_cells(task, result) if flat else answers.cells(result)
+    shown = [_plain(cell) for cell in [*cells, *further]]
     if view is not None:
         shown.append(_seen_through(view, result))
     return shown
@@ -89,16 +108,3 @@ def _text(value: Any) -> str | None:
 
 def _number(value: float) -> float | None:
     return value if math.isfinite(value) else None
-
-
-class Counted:
-    """Rows, and after they have been gone through, how many they were."""
-
-    def __init__(self, rows: Iterable[Row]) -> None:
-        self._rows = rows
-        self.count = 0
-
-    def __iter__(self) -> Iterator[Row]:
-        for row in self._rows:
-            self.count += 1
-            yield row

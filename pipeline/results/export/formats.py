@@ -1,57 +1,61 @@
-"""Rows as bytes: JSON lines, CSV and Parquet, a block of rows in memory at a time."""
+"""Rows as bytes: JSON lines, CSV, TSV and Parquet, a block of rows in memory at a time."""
 
 from __future__ import annotations
 
 import csv
+import functools
 import io
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
+from pipeline.results.export.layout import Format
+from pipeline.results.export.value_types import ValueType, arrow_type, as_text, to_arrow
 from pipeline.system.escape import spreadsheet_text
-from pipeline.tasks.answers import ColumnType
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 Row = dict[str, Any]
+Writer = Callable[[IO[bytes], Mapping[str, ValueType], Iterable[Row]], None]
 _GROUP_ROWS = 2048
 _GROUP_CHARACTERS = 8_000_000
 _LINE_ENDS = {0x85: "\\u0085", 0x2028: "\\u2028", 0x2029: "\\u2029"}  # some readers of lines split at these
 
 
-def _write_jsonl(stream: IO[bytes], _: Mapping[str, ColumnType], rows: Iterable[Row]) -> None:
+def _write_jsonl(stream: IO[bytes], _: Mapping[str, ValueType], rows: Iterable[Row]) -> None:
     for row in rows:
-        line = json.dumps(row, ensure_ascii=False, allow_nan=False).translate(_LINE_ENDS)
-        stream.write(line.encode("utf-8") + b"\n")
+        stream.write(as_text(row).translate(_LINE_ENDS).encode("utf-8") + b"\n")
 
 
-def _write_csv(stream: IO[bytes], columns: Mapping[str, ColumnType], rows: Iterable[Row]) -> None:
+def _write_csv(
+    stream: IO[bytes], columns: Mapping[str, ValueType], rows: Iterable[Row], delimiter: str = ","
+) -> None:
     text = io.TextIOWrapper(stream, encoding="utf-8", newline="", write_through=True)
     try:
         # with "\n" alone, Python leaves a carriage return inside a cell unquoted
-        table = csv.writer(text, lineterminator="\r\n")
-        table.writerow(columns)
+        table = csv.writer(text, delimiter=delimiter, lineterminator="\r\n")
+        table.writerow(map(spreadsheet_text, columns))
         table.writerows([_csv_cell(row[column]) for column in columns] for row in rows)
     finally:
         text.detach()
 
 
 def _csv_cell(value: Any) -> Any:
-    if isinstance(value, list | dict):
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    return spreadsheet_text(value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return spreadsheet_text(value)
+    return as_text(value) if isinstance(value, list | dict | bool) else value
 
 
-def _write_parquet(stream: IO[bytes], columns: Mapping[str, ColumnType], rows: Iterable[Row]) -> None:
+def _write_parquet(stream: IO[bytes], columns: Mapping[str, ValueType], rows: Iterable[Row]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    schema = pa.schema([(name, _arrow_type(kind, pa)) for name, kind in columns.items()])
+    schema = pa.schema([(name, arrow_type(kind, pa)) for name, kind in columns.items()])
+    readers = [(field.name, field.type, to_arrow(field.type, pa)) for field in schema]
     iterator = iter(rows)
     with pq.ParquetWriter(stream, schema, compression="zstd") as writer:
         while block := _group_of(iterator):
-            arrays = [pa.array([_arrow(row[field.name]) for row in block], field.type) for field in schema]
+            arrays = [
+                pa.array([None if (cell := row[name]) is None else read(cell) for row in block], kind)
+                for name, kind, read in readers
+            ]
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
 
 
@@ -67,25 +71,9 @@ def _group_of(rows: Iterator[Row]) -> list[Row]:
     return block
 
 
-def _arrow_type(kind: ColumnType, pa: Any) -> pa.DataType:
-    found: dict[ColumnType, Any] = {
-        "text": pa.string(),
-        "texts": pa.list_(pa.string()),
-        "integer": pa.int64(),
-        "number": pa.float64(),
-        "yes or no": pa.bool_(),
-        "numbers by name": pa.map_(pa.string(), pa.float64()),
-    }
-    return found[kind]
-
-
-def _arrow(value: Any) -> Any:
-    return list(value.items()) if isinstance(value, dict) else value
-
-
-WRITERS: Mapping[str, Callable[[IO[bytes], Mapping[str, ColumnType], Iterable[Row]], None]] = {
-    ".jsonl": _write_jsonl,
-    ".csv": _write_csv,
-    ".parquet": _write_parquet,
+DELIMITERS: Mapping[Format, str] = {"csv": ",", "tsv": "\t"}
+WRITERS: Mapping[Format, Writer] = {
+    "jsonl": _write_jsonl,
+    **{name: functools.partial(_write_csv, delimiter=mark) for name, mark in DELIMITERS.items()},
+    "parquet": _write_parquet,
 }
-"""By the ending of a file's name."""

@@ -4,6 +4,7 @@ review have modules of their own: ``label_view``, ``gold``, ``calibrate``, ``rev
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -14,7 +15,7 @@ from pipeline.results.kinds.label_report import LabelCounts, labels_section, vie
 from pipeline.results.label_view import View, is_multi, labels_of, latest_view, said_of
 from pipeline.stores.ledger.ledger import Ledger
 from pipeline.stores.ledger.queries import TaskResult, TaskRow, answer_probability
-from pipeline.tasks.answers import Answers, ColumnType, Judge, Wanted
+from pipeline.tasks.answers import Answers, Column, ColumnType, Judge, Wanted
 from pipeline.tasks.label.section import LabelTask
 
 
@@ -39,6 +40,22 @@ class LabelAnswers(Answers):
     def cells(self, result: TaskResult) -> Sequence[Any]:
         """See Answers: the answer's probability, and that of every label."""
         return answer_probability(result.value, result.probabilities), result.probabilities
+
+    def flat_columns(self, task: TaskRow) -> Sequence[Column]:
+        """See Answers: the probability of every label; of exclusive ones also the second and by how much the
+        first is likelier.
+        """
+        several = is_multi(task)
+        second = () if several else (Column("_second", "text"), Column("_margin", "number"))
+        each = (Column(f"_probability_{name}", "number") for name in _known_labels(task))
+        return Column("_probability", "number"), *second, *each
+
+    def flat_cells(self, task: TaskRow, result: TaskResult) -> Sequence[Any]:
+        """See Answers."""
+        known = result.probabilities or {}
+        each = (known.get(name) for name in _known_labels(task))
+        second = () if is_multi(task) else _second(known)
+        return answer_probability(result.value, result.probabilities), *second, *each
 
     def view(self, ledger: Ledger, task: TaskRow, number: int | None) -> View | None:
         """See Answers."""
@@ -95,6 +112,19 @@ class LabelAnswers(Answers):
     def report_evaluation_table(self, found: Mapping[str, Any]) -> list[str]:
         """See Answers."""
         return evaluated.markdown_table(found["per_label"])
+
+
+def _known_labels(task: TaskRow) -> Sequence[str]:
+    """Its labels; none of a task that the run directory does not hold yet."""
+    return labels_of(task) if task.job.identity.get("task", {}).get("labels") else ()
+
+
+def _second(probabilities: Mapping[str, float]) -> tuple[str | None, float | None]:
+    """The label with the second highest probability, and how far it is behind the first."""
+    order = sorted(probabilities, key=lambda name: -probabilities[name])
+    if len(order) < 2 or not all(map(math.isfinite, probabilities.values())):
+        return None, None
+    return order[1], probabilities[order[0]] - probabilities[order[1]]
 
 
 def _why_uncalibrated(ledger: Ledger, task: TaskRow) -> str | None:

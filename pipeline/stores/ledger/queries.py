@@ -5,7 +5,7 @@ open connection.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,7 +80,7 @@ class TaskRow:
 
 @dataclass(frozen=True, slots=True)
 class InputRow:
-    """A row of the source as the ledger knows it."""
+    """A row of the source as the ledger knows it. ``occurrence``: how many rows before it repeat it."""
 
     id: str
     document_key: str
@@ -90,6 +90,7 @@ class InputRow:
     offset: int | None
     fields: Mapping[str, FieldValue]
     characters: int
+    occurrence: int = 0
 
     def work_key(self, job: TaskJob) -> str:
         """Key of a task's work on this row."""
@@ -319,6 +320,7 @@ def _input(row: Any) -> InputRow:
         row.offset,
         row.fields or {},
         row.characters,
+        row.occurrence,
     )
 
 
@@ -410,6 +412,21 @@ def rejected_rows(connection: sa.Connection) -> Iterator[dict[str, Any]]:
             "reason": row.reason,
             "excerpt": row.excerpt,
         }
+
+
+def count_rows(connection: sa.Connection) -> int:
+    """Present inputs, repeated ones counted as often as they are there."""
+    here = inputs.c.inventory_id >= presence(connection)
+    return int(connection.execute(sa.select(sa.func.count()).select_from(inputs).where(here)).scalar_one())
+
+
+def rows_among(connection: sa.Connection, document_keys: Collection[str]) -> dict[str, int]:
+    """Those of the documents that are present, with how many inputs each has."""
+    here = inputs.c.inventory_id >= presence(connection)
+    query = sa.select(inputs.c.document_key, sa.func.count().label("rows")).where(
+        here, inputs.c.document_key.in_(document_keys)
+    )
+    return {row.document_key: row.rows for row in connection.execute(query.group_by(inputs.c.document_key))}
 
 
 def inputs_of(connection: sa.Connection, document_id: str) -> list[InputRow]:

@@ -5,7 +5,7 @@ the writer goes on.
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -146,6 +146,16 @@ class LedgerReader:
         """Present inputs of this id."""
         with self._reading() as connection:
             return queries.inputs_of(connection, document_id)
+
+    def count_rows(self) -> int:
+        """Present inputs, repeated ones counted as often as they are there."""
+        with self._reading() as connection:
+            return queries.count_rows(connection)
+
+    def rows_among(self, document_keys: Collection[str]) -> dict[str, int]:
+        """Those of the documents that are present, with how many inputs each has."""
+        with self._reading() as connection:
+            return queries.rows_among(connection, document_keys)
 
     def clashing_ids(self, limit: int = 20) -> list[tuple[str, int]]:
         """Ids that stand for several texts, with how many."""

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from pipeline.errors import StoppedEarly, UsageError
 from pipeline.records import Outcome
-from pipeline.results.export import export
+from pipeline.results.export import Layout, export
 from pipeline.results.export.places import check_output
 from pipeline.stores.ledger.ledger import Ledger
 from tests.stores.ledger.ledgers import begun, document, documents, done, failed, job, read
@@ -81,7 +81,7 @@ def _one(ledger: Ledger, *rows: Any, outcomes: list[Outcome] | None = None) -> N
 def test_a_row_a_document_in_input_order(ledger: Ledger, tmp_path: Path, ending: str) -> None:
     _answered(ledger)
     path = tmp_path / f"out.{ending}"
-    assert export(ledger, path) == 6
+    assert export(ledger, path).rows == 6
     rows = _read(path)
     assert [list(row) for row in rows] == [["id", *LABEL, *TAGS, *SUMMARY]] * 6
     assert [row["id"] for row in rows] == ["a", "b", "c", "d", "empty", "a"]
@@ -131,9 +131,9 @@ def test_a_run_without_documents_gives_a_file_without_rows(
     ledger: Ledger, tmp_path: Path, ending: str
 ) -> None:
     begun(ledger, [], *TASKS)
-    assert export(ledger, tmp_path / f"out.{ending}") == 0
+    assert export(ledger, tmp_path / f"out.{ending}").rows == 0
     assert _read(tmp_path / f"out.{ending}") == []
-    assert export(ledger, tmp_path / f"out.{ending}") == 0
+    assert export(ledger, tmp_path / f"out.{ending}").rows == 0
 
 
 def test_parquet_has_one_schema_whether_empty_or_full(ledger: Ledger, tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_parquet_has_one_schema_whether_empty_or_full(ledger: Ledger, tmp_path: 
 
 def test_parquet_is_written_in_groups(ledger: Ledger, tmp_path: Path) -> None:
     begun(ledger, documents(5000))
-    assert export(ledger, tmp_path / "out.parquet") == 5000
+    assert export(ledger, tmp_path / "out.parquet").rows == 5000
     assert pq.ParquetFile(tmp_path / "out.parquet").num_row_groups == 3
     assert [row["id"] for row in _read(tmp_path / "out.parquet")] == [row.id for row in documents(5000)]
 
@@ -207,7 +207,7 @@ def test_lone_surrogates_and_numbers_that_are_none(ledger: Ledger, tmp_path: Pat
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("out.xlsx", r"must end in \.jsonl, \.parquet or \.csv"),
+        ("out.xlsx", r"must end in \.jsonl, \.csv, \.tsv or \.parquet"),
         ("out", "must end in"),
         ("in.jsonl/out.csv", "in.jsonl is a file"),
         ("folder.csv", "it is a folder"),
@@ -226,14 +226,16 @@ def test_places_that_are_refused(tmp_path: Path, name: str, message: str) -> Non
     (tmp_path / "hard.jsonl").hardlink_to(source)
     with pytest.raises(UsageError, match=message):
         check_output(
-            tmp_path / name, [str(source), str(tmp_path / "data"), "hf://a/b", "https://host/in.jsonl"]
+            tmp_path / name,
+            Layout(),
+            [str(source), str(tmp_path / "data"), "hf://a/b", "https://host/in.jsonl"],
         )
-    check_output(tmp_path / "OUT.JSONL", [str(source)])
+    check_output(tmp_path / "OUT.JSONL", Layout(), [str(source)])
 
 
 def test_a_missing_folder_is_made(ledger: Ledger, tmp_path: Path) -> None:
     begun(ledger, documents(1))
-    assert export(ledger, tmp_path / "a" / "b" / "out.jsonl") == 1
+    assert export(ledger, tmp_path / "a" / "b" / "out.jsonl").rows == 1
     assert len(_read(tmp_path / "a" / "b" / "out.jsonl")) == 1
 
 
@@ -274,8 +276,8 @@ def test_a_file_of_somebody_else_is_kept_without_force(ledger: Ledger, tmp_path:
     ):
         export(ledger, path)
     assert path.read_bytes() == before
-    assert export(ledger, path, force=True) == 2
-    assert export(ledger, path) == 2
+    assert export(ledger, path, force=True).rows == 2
+    assert export(ledger, path).rows == 2
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
@@ -287,7 +289,7 @@ def test_an_earlier_export_is_replaced_also_when_a_task_came_since(
     export(ledger, path)
     ledger.accept_tasks(TASKS, fork=False)
     read(ledger, run, documents(3))
-    assert export(ledger, path) == 3
+    assert export(ledger, path).rows == 3
     assert list(_read(path)[0]) == ["id", *SUMMARY, *LABEL, *TAGS]
 
 
@@ -354,5 +356,5 @@ def test_memory_does_not_hold_the_answers(large: Path, tmp_path: Path, ending: s
         "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)"
     )
     command = [sys.executable, "-c", program, str(large), str(tmp_path / f"out.{ending}")]
-    grown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    grown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
     assert int(grown.stdout) < 60e6
