@@ -12,7 +12,8 @@ import contextvars
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Self
 from uuid import UUID
 
@@ -26,10 +27,11 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from pipeline.cli.progress import facts
 from pipeline.records import Progress
+from pipeline.system.units import duration
 
 _Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 _SEND_SECONDS = 5.0
-_LOG_SECONDS = 300.0
+_LOG_SECONDS = 120.0
 _FAREWELL_SECONDS = 3.0
 _PUBLISH_SECONDS = 15.0
 # Far below what the server's database and the UI take; the whole report lies in the run directory anyway.
@@ -68,53 +70,68 @@ def is_being_cancelled() -> bool:
 class Board:
     """An observer for ``pipeline.run.runner.run``; a context manager around it."""
 
-    def __init__(self, kind: str, send_seconds: float = _SEND_SECONDS) -> None:
+    def __init__(
+        self, kind: str, send_seconds: float = _SEND_SECONDS, log_seconds: float = _LOG_SECONDS
+    ) -> None:
         self._kind = kind
         self._send_seconds = send_seconds
+        self._log_seconds = log_seconds
         self._log: _Log = get_run_logger() if in_flow_run() else logging.getLogger(__name__)
         self._latest = Progress("reading")
         self._news = threading.Event()
         self._closing = threading.Event()
         self._artifact: UUID | None = None
         self._complained = False
-        self._logged = ("", 0.0)
+        self._heard = self._logged = time.monotonic()
+        self._logging = threading.Lock()
+        self._stage = ""
         context = contextvars.copy_context()  # the thread sends in the name of this task run
         self._thread = threading.Thread(
-            target=context.run, args=(self._send_news,), name="progress", daemon=True
+            target=context.run, args=(self._keep_up,), name="progress", daemon=True
         )
 
     def __enter__(self) -> Self:
-        if in_flow_run():
-            self._thread.start()
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._closing.set()
         self._news.set()
-        if self._thread.is_alive():
-            self._thread.join(_FAREWELL_SECONDS)
+        self._thread.join(_FAREWELL_SECONDS)
 
     def __call__(self, progress: Progress) -> None:
         """Note where the run is. Returns at once."""
         if progress.stage != "reporting" or not self._latest.total:  # what was done stays on the board
             self._latest = progress
+        self._heard = time.monotonic()
         self._news.set()
-        stage, logged = self._logged
-        now = time.monotonic()
-        if progress.stage != stage or now - logged >= _LOG_SECONDS:
-            self._logged = (progress.stage, now)
-            self._log.info("%s", describe(self._kind, progress))
+        begun, self._stage = progress.stage != self._stage, progress.stage
+        self._say(progress, 0 if begun else self._log_seconds)
 
-    def _send_news(self) -> None:
-        while self._news.wait():
-            self._news.clear()
-            closing = self._closing.is_set()
-            self._try_to_send(self._latest)
-            if closing:
+    def _keep_up(self) -> None:
+        """Send what is new, and say now and then where the run is even if it has nothing new to tell."""
+        while not self._closing.is_set():
+            if self._news.wait(self._log_seconds / 4) and not self._closing.is_set():
+                self._news.clear()
+                self._try_to_send(self._latest)
+                self._closing.wait(self._send_seconds)
+            self._say(self._latest, self._log_seconds)
+        self._try_to_send(at_rest(self._latest))
+
+    def _say(self, progress: Progress, silent_seconds: float) -> None:
+        """A line in the log, unless one was written so lately."""
+        with self._logging:
+            now = time.monotonic()
+            if now - self._logged < silent_seconds:
                 return
-            self._closing.wait(self._send_seconds)
+            self._logged = now
+        quiet = now - self._heard
+        since = f" (nothing new for {duration(round(quiet))})" if quiet >= self._log_seconds / 2 else ""
+        self._log.info("%s%s", describe(self._kind, progress.after(quiet)), since)
 
     def _try_to_send(self, progress: Progress) -> None:
+        if not in_flow_run():
+            return
         try:
             self._send(percent(progress), describe(self._kind, progress))
         except SERVER_ERRORS as error:
@@ -150,18 +167,35 @@ def describe(kind: str, progress: Progress) -> str:
     return f"{kind}: {progress.message or progress.stage}"
 
 
-def publish(kind: str, markdown: str) -> bool:
-    """Show the report as an artifact. Whether the server took it."""
+def at_rest(progress: Progress) -> Progress:
+    """The same where nothing goes on any more: no rate, no time left."""
+    return replace(progress, tokens_per_second=0.0, eta_seconds=None)
+
+
+def publish(kind: str, reports: Mapping[str, str]) -> bool:
+    """Show the reports on tasks of this kind, in Markdown and by their names, as an artifact each. Whether
+    the server took them.
+    """
     if not in_flow_run():
         return False
-    log = get_run_logger()
-    if len(markdown) > _REPORT_CHARACTERS:
-        markdown = markdown[:_REPORT_CHARACTERS] + "\n\n… (the whole report is in the run directory)\n"
-    return _within(
-        _PUBLISH_SECONDS,
-        lambda: create_markdown_artifact(markdown, key=f"{kind}-report", description=f"Report of {kind}"),
-        log,
-    )
+
+    def send() -> None:
+        for task, markdown in reports.items():
+            key = f"{kind}-report" if len(reports) == 1 else f"{kind}-report-{_slug(task)}"
+            create_markdown_artifact(_shortened(markdown), key=key, description=f"Report on {task}")
+
+    return _within(_PUBLISH_SECONDS, send, get_run_logger())
+
+
+def _slug(name: str) -> str:
+    """As keys of artifacts are spelled."""
+    return name.lower().replace("_", "-")
+
+
+def _shortened(markdown: str) -> str:
+    if len(markdown) <= _REPORT_CHARACTERS:
+        return markdown
+    return markdown[:_REPORT_CHARACTERS] + "\n\n… (the whole report is in the run directory)\n"
 
 
 def _within(seconds: float, send: Callable[[], Any], log: _Log) -> bool:

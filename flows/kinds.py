@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from prefect import flow
 from prefect.client.schemas.objects import State
+from prefect.context import FlowRunContext
 from prefect.flows import Flow
 
 from flows.parameters import ConfigPath, Limit, Overrides
@@ -21,7 +24,7 @@ def flow_of(kind: str) -> Flow[Any, Any]:
         f"on from there."
     )
 
-    @flow(name=kind, description=told, persist_result=False, retries=0)
+    @flow(name=kind, flow_run_name=run_name, description=told, persist_result=False, retries=0)
     def night(
         config: ConfigPath = "configs/demo.yaml",
         overrides: Overrides = [],  # noqa: B006  # the form in the web page shows it
@@ -30,7 +33,7 @@ def flow_of(kind: str) -> Flow[Any, Any]:
         """Do what has no answer yet.
 
         Args:
-            config: Path of the YAML configuration, as seen from where `python -m flows.serve` was started.
+            config: Path of the YAML configuration, as seen from where `overnight serve` was started.
             overrides: Keys of the configuration to override, each as a.b=c, for example run.deadline="07:00".
             limit: Only the first so many documents; empty for all.
         """
@@ -39,6 +42,14 @@ def flow_of(kind: str) -> Flow[Any, Any]:
     # A serving process tells its runs where their flow is by its module and this name: see __getattr__.
     vars(night)["__name__"] = kind
     return night
+
+
+def run_name() -> str:
+    """What a run is called: its configuration, and when it began."""
+    context = FlowRunContext.get()
+    assert context is not None  # asked for where one begins
+    assert context.parameters is not None
+    return f"{Path(context.parameters['config']).stem} {datetime.now():%Y-%m-%d %H:%M}"
 
 
 def flows() -> list[Flow[Any, Any]]:

@@ -19,13 +19,15 @@ from pipeline.errors import (
     EXIT_DONE,
     EXIT_SOME_FAILED,
     EXIT_STOPPED,
+    EXIT_USAGE,
     AlreadyRunning,
     ConfigError,
+    OvernightError,
     StoppedEarly,
     UsageError,
 )
 from pipeline.records import Progress
-from pipeline.results.report import build_report, render_markdown
+from pipeline.results.report import build_report, render_markdown, report_on
 from pipeline.run.runner import RunResult, run
 from pipeline.stores.ledger.ledger import Ledger
 from pipeline.system.run_directory import LEDGER
@@ -35,6 +37,7 @@ Facts = dict[str, Any]
 """``{"exit_code", "ending", "message", "run_directory", "status"}``, all JSON."""
 
 _NAMES = {EXIT_DONE: "Completed", EXIT_SOME_FAILED: "CompletedWithFailures", EXIT_STOPPED: "StoppedEarly"}
+_LIMITED = "LimitReached"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +92,22 @@ def work(
         return _facts(error.exit_code, "AlreadyRunning", f"Already running: {error}", settings.run.directory)
     except StoppedEarly as stopped:  # before the run itself began
         return _facts(stopped.exit_code, "StoppedEarly", _stopped(str(stopped)), settings.run.directory)
+    if result.exit_code not in _NAMES:
+        raise UsageError(result.reason) if result.exit_code == EXIT_USAGE else OvernightError(result.reason)
+    names = [task.name for task in settings.tasks if task.kind == kind]
     return _facts(
-        result.exit_code, _NAMES.get(result.exit_code, "Failed"), _sentence(result), str(result.directory)
+        result.exit_code, _name(result, limit), _sentence(result, names, limit), str(result.directory)
     ) | {"status": result.status.to_json()}
 
 
-def report_markdown(run_directory: str) -> str:
-    """The report as it stands now, from the ledger alone."""
-    with Ledger.open(Path(run_directory) / LEDGER, write=False) as ledger:
-        return render_markdown(build_report(ledger))
+def reports(run_directory: str, tasks: Sequence[str]) -> dict[str, str]:
+    """The report on each of the tasks as it stands now, from the ledger alone; none on a task that it does
+    not know yet.
+    """
+    directory = Path(run_directory)
+    with Ledger.open(directory / LEDGER, write=False) as ledger:
+        whole = build_report(ledger, directory)
+    return {name: render_markdown(report_on(whole, name)) for name in tasks if name in whole["tasks"]}
 
 
 def ending(facts: Facts) -> Ending:
@@ -129,11 +139,27 @@ def _facts(exit_code: int, name: str, message: str, directory: str) -> Facts:
     return {"exit_code": exit_code, "ending": name, "message": message, "run_directory": directory}
 
 
-def _sentence(result: RunResult) -> str:
+def _name(result: RunResult, limit: int | None) -> str:
+    if result.exit_code == EXIT_DONE and _is_cut(result, limit):
+        return _LIMITED
+    return _NAMES[result.exit_code]
+
+
+def _is_cut(result: RunResult, limit: int | None) -> bool:
+    """Whether the limit, rather than the source, has ended the reading."""
+    return limit is not None and result.status.documents >= limit
+
+
+def _sentence(result: RunResult, names: Sequence[str], limit: int | None) -> str:
+    """How the night ended, for its own tasks."""
     if result.exit_code == EXIT_STOPPED:
         return _stopped(result.reason)
     words = "All done" if result.exit_code == EXIT_DONE else "Finished; some documents failed"
-    return f"{words}: {_counts(result)}. Report: {result.report}"
+    left = ""
+    if _is_cut(result, limit):
+        words = words.replace("All", f"The first {limit:,} documents are")
+        left = " No others were looked at: start it again without a limit for all."
+    return f"{words}: {_counts(result, names)}.{left} Report: {result.report}"
 
 
 def _stopped(reason: str) -> str:
@@ -142,10 +168,11 @@ def _stopped(reason: str) -> str:
     )
 
 
-def _counts(result: RunResult) -> str:
+def _counts(result: RunResult, names: Sequence[str]) -> str:
     tasks = result.status.to_json()["tasks"]
     counts = {
-        name: ", ".join(f"{count:,} {state}" for state, count in states.items() if count)
-        for name, states in tasks.items()
+        name: ", ".join(f"{count:,} {state}" for state, count in tasks[name].items() if count)
+        for name in names
+        if name in tasks
     }
     return "; ".join(f"{name} {words}" for name, words in counts.items())

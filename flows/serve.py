@@ -1,7 +1,7 @@
-"""Serves one flow a registered kind of task as the deployment ``KIND/overnight``: ``python -m flows.serve``.
+"""Serves one flow a registered kind of task as the deployment ``KIND/overnight``: ``overnight serve``.
 
-The serving process starts each run in a process of its own, in this working directory, and passes
-cancellations on to it.
+The serving process starts each run in a process of its own, which works in the folder that it was started in,
+and passes cancellations on to it.
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ from prefect.runner import Runner
 from prefect.schedules import Cron, Schedule
 from prefect.types.entrypoint import EntrypointType
 
+from flows.claims import claim_before_taking, claiming
 from flows.connection import require_server
 from flows.kinds import flows
+from flows.orphans import looking_after_orphans
 from flows.patience import outlive_the_server
+from flows.standing_aside import stand_aside
 from pipeline.config import load_config
 from pipeline.errors import EXIT_DONE, OvernightError, UsageError
 from pipeline.system.standard_streams import forgive
@@ -92,14 +95,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(served: list[RunnerDeployment], asked: argparse.Namespace, address: str) -> None:
     outlive_the_server()
-    runner = Runner(name=NAME)
-    for deployment in served:
-        runner.add_deployment(deployment)
-    print("\n".join(_announcement(served, asked, address)), flush=True)
-    # Ctrl-C, too, waits for the runs to stop; by itself it would kill them
-    signal.signal(signal.SIGINT, runner.handle_sigterm)
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(runner.start())
+    stand_aside()
+    with claiming() as claims, looking_after_orphans(claims):
+        claim_before_taking(claims)
+        runner = Runner(name=NAME)
+        for deployment in served:
+            runner.add_deployment(deployment)
+        print("\n".join(_announcement(served, asked, address)), flush=True)
+        # Ctrl-C, too, waits for the runs to stop; by itself it would kill them
+        signal.signal(signal.SIGINT, runner.handle_sigterm)
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(runner.start())
     print("Stopped serving; the schedules rest until it is started again.", file=sys.stderr)
 
 
@@ -121,7 +127,7 @@ def _announcement(served: list[RunnerDeployment], asked: argparse.Namespace, add
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m flows.serve", description="Serve the flows to a Prefect server, every night."
+        prog="overnight serve", description="Serve the flows to a Prefect server, every night."
     )
     parser.add_argument(
         "--config",

@@ -25,6 +25,7 @@ import httpx
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, get_current_settings, temporary_settings
 
 from pipeline.errors import OvernightError
+from pipeline.system.child_python import command_of, environment
 
 # Measured 5 to 15 s on two idle cores; Prefect's own limit of 20 s is too tight on a busy machine.
 _STARTUP_SECONDS = 180
@@ -44,9 +45,8 @@ def start_temporary_server() -> str:
     address = f"http://127.0.0.1:{port}/api"
     print("Starting a temporary Prefect server (`overnight run` needs none) …", file=sys.stderr, flush=True)
     with log.open("wb") as output:
-        command = [sys.executable, "-m", "flows.server", str(port)]
         process = subprocess.Popen(
-            command,
+            [*command_of("flows.server"), str(port)],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
@@ -67,12 +67,7 @@ def _no_link(record: logging.LogRecord) -> bool:
 
 def _environment() -> dict[str, str]:
     settings = get_current_settings().to_environment_variables(exclude_unset=True)
-    return {
-        **os.environ,
-        **settings,
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
+    return {**environment(), **settings, "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
 
 
 def _wait_until_healthy(process: subprocess.Popen[bytes], address: str, log: Path) -> None:

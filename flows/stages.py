@@ -19,6 +19,7 @@ from prefect.states import Completed, Failed
 from flows import board, night
 from flows.logs import calm_logs
 from flows.night import Ending, Facts
+from flows.standing_aside import go_back
 from pipeline.errors import OvernightError
 
 
@@ -36,9 +37,9 @@ def run_the_night(kind: str, config: str, overrides: Sequence[str], limit: int |
 
 
 @task(name="publish the report", cache_policy=NO_CACHE, persist_result=False)
-def publish_report(kind: str, run_directory: str) -> bool:
-    """Show the report in the UI."""
-    return board.publish(kind, night.report_markdown(run_directory))
+def publish_report(kind: str, run_directory: str, tasks: Sequence[str]) -> bool:
+    """Show in the UI the report on each task that is this flow's."""
+    return board.publish(kind, night.reports(run_directory, tasks))
 
 
 def through_the_night(kind: str, config: str, overrides: Sequence[str], limit: int | None) -> State[Any]:
@@ -46,15 +47,16 @@ def through_the_night(kind: str, config: str, overrides: Sequence[str], limit: i
     its sentence.
     """
     calm_logs()
+    go_back()
     try:
-        check_configuration(kind, config, overrides, limit)
+        checked = check_configuration(kind, config, overrides, limit)
         facts = run_the_night(kind, config, overrides, limit)
     except OvernightError as error:
         night.ended.get()(Ending(error.exit_code, "Failed", str(error)))
         return Failed(message=str(error), data=error)
     end = night.ending(facts)
     if end.name != "AlreadyRunning":
-        publish_report(kind, facts["run_directory"])
+        publish_report(kind, facts["run_directory"], checked["tasks"])
     if board.is_being_cancelled():
         # the server takes no ending of ours for a cancelled run; the serving process writes it
         raise Abort("cancelled")

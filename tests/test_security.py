@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.night import report_markdown
+from flows.night import reports
 from pipeline.config import parse_config
 from pipeline.errors import ConfigError
 from tests.nights import ANight, documents
@@ -189,7 +189,7 @@ def test_neither_the_report_nor_the_artifact_of_a_flow_holds_what_documents_inje
     assert written.count("escape") >= 1  # it does speak of them
     for markdown in (
         written,
-        report_markdown(str(hostile.directory)),
+        *reports(str(hostile.directory), [task["name"] for task in hostile.tasks]).values(),
     ):  # the artifact is this text and nothing else
         tags = _Tags()
         tags.feed(markdown)

@@ -18,6 +18,7 @@ from pipeline.cli.cache import app as cache_commands
 from pipeline.cli.common import AsJson, ConfigPath, Overrides, RunPath, open_ledger, print_facts
 from pipeline.cli.plan import plan
 from pipeline.cli.quality import add_quality_commands
+from pipeline.cli.serve import serve
 from pipeline.cli.tables import (
     AllFields,
     Flat,
@@ -124,6 +125,7 @@ def run(
 
 
 app.command()(plan)
+app.command()(serve)
 
 
 @app.command()

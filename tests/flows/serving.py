@@ -91,7 +91,15 @@ class Server:
             kill_group(self.process)
 
     def ask(self, path: str, **body: Any) -> Any:
-        response = httpx.post(f"{self.api}/{path}", json=body, timeout=30)
+        """The answer to a request, which is repeated while the server's database is busy."""
+        busy = httpx.codes.SERVICE_UNAVAILABLE
+        response = wait_for(
+            lambda: (
+                None
+                if (said := httpx.post(f"{self.api}/{path}", json=body, timeout=30)).status_code == busy
+                else said
+            )
+        )
         response.raise_for_status()
         return response.json()
 
@@ -112,6 +120,16 @@ class Server:
         )
         return ended
 
+    def unfinished(self) -> list[Json]:
+        """Flow runs, and task runs of any, that somebody is said to be working on."""
+        states = {"state": {"type": {"any_": ["PENDING", "RUNNING", "CANCELLING"]}}}
+        found: list[Json] = self.ask("flow_runs/filter", flow_runs=states)
+        return found + list(self.ask("task_runs/filter", task_runs=states))
+
+    def cancel(self, run_id: str) -> None:
+        """As the button in the UI does."""
+        self.ask(f"flow_runs/{run_id}/set_state", state={"type": "CANCELLING"})
+
     def artifacts(self, run_id: str) -> dict[str, Json]:
         """The run's artifacts by key."""
         found: list[Json] = self.ask("artifacts/filter", artifacts={"flow_run_id": {"any_": [run_id]}})
@@ -130,26 +148,25 @@ class Server:
 
 @dataclass
 class Serving:
-    """``python -m flows.serve`` for one night's configuration."""
+    """``overnight serve`` for one night's configuration, started in the folder ``cwd``."""
 
     server: Server
     night: ANight
     arguments: tuple[str, ...] = ("--cron", "none")
+    cwd: Path = ROOT
     process: subprocess.Popen[bytes] = field(init=False)
 
     def __enter__(self) -> Self:
         with self.log.open("ab") as log:
             self._start = self.log.stat().st_size
-            command = [
-                sys.executable,
-                "-m",
-                "flows.serve",
-                "--config",
-                str(self.night.config),
-                *self.arguments,
-            ]
+            command = [sys.executable, "-P", "-m", "pipeline.cli.main", "serve", str(self.night.config)]
             self.process = subprocess.Popen(
-                command, stdout=log, stderr=log, start_new_session=True, env=self.environment, cwd=ROOT
+                [*command, *self.arguments],
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env=self.environment,
+                cwd=self.cwd,
             )
         wait_for(lambda: "Keep this process running" in self.output)
         return self
@@ -178,6 +195,14 @@ class Serving:
             if line.strip().startswith("prefect deployment run")
         ]
 
+    def ask_for(self, kind: str, **parameters: Any) -> str:
+        """A run of ``kind``, as the form in the UI asks for one; the flow run's id."""
+        found = httpx.get(f"{self.server.api}/deployments/name/{kind}/overnight", timeout=30)
+        run: Json = self.server.ask(
+            f"deployments/{found.raise_for_status().json()['id']}/create_flow_run", parameters=parameters
+        )
+        return str(run["id"])
+
     def start(self, kind: str, *parameters: str) -> str:
         """Type the printed command for ``kind``; the flow run's id."""
         command = next(command for command in self.printed_commands() if f"{kind}/" in command[-1])
@@ -198,6 +223,16 @@ class Serving:
     def wait_done(self, task: str, count: int) -> None:
         """Until the run directory holds ``count`` answers of ``task``."""
         wait_for(lambda: done_count(self.night, task) >= count)
+
+
+def a_project_of_its_own(folder: Path) -> Path:
+    """A folder with packages that are called as ours are, and raise when they are imported."""
+    for name in ("flows", "pipeline", "tests"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text(
+            f"raise ImportError('{name} of the user')", encoding="utf-8"
+        )
+    return folder
 
 
 def done_count(night: ANight, task: str) -> int:

@@ -13,7 +13,7 @@ import pytest
 from prefect.flows import Flow
 from prefect.utilities.services import critical_service_loop
 
-from flows.board import Board, describe, percent, publish
+from flows.board import Board, at_rest, describe, percent, publish
 from flows.kinds import flow_of
 from flows.logs import own_errors_as_sentences, warnings_or_prefect
 from flows.patience import LOOP, PLACES, outlive_the_server, patient_loop
@@ -52,7 +52,23 @@ def test_board_outside_a_flow_run_sends_nothing_and_costs_nothing() -> None:
         for number in range(10_000):
             board(Progress("working", number, 0, 10_000))
         assert time.monotonic() - started < 1
-    assert not publish("label", "# report")
+    assert not publish("label", {"topic": "# report"})
+
+
+def test_a_run_that_has_nothing_new_still_says_where_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "flows.board")
+    with Board("label", send_seconds=0.01, log_seconds=0.2) as board:
+        board(Progress("working", 12, 1, 60, 310.4, 299))
+        time.sleep(1)
+    first, *later = caplog.messages
+    assert first == "label: 12 of 60 done, 1 failed, 310 tokens/s, 5 min left"
+    assert len(later) >= 2
+    assert all(line.startswith(f"{first} (nothing new for ") for line in later)
+
+
+def test_what_has_ended_has_no_rate_and_no_time_left() -> None:
+    ended = at_rest(Progress("working", 12, 1, 60, 310.4, 299))
+    assert describe("label", ended) == "label: 12 of 60 done, 1 failed"
 
 
 def test_own_errors_lose_their_traceback_and_faults_keep_it() -> None:

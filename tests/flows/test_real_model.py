@@ -24,11 +24,8 @@ def test_demo_night_of_both_kinds(server: Server, tmp_path: Path, demo_model_fol
     model = {"id": str(demo_model_folder), "quantization": "nf4", "dtype": "float32", "context_tokens": 2048}
     night = ANight(tmp_path, rows, extra={"model": model})
     with Serving(server, night) as serving:
-        for kind, words in (
-            ("summarize", 'overrides=["tasks.summary.max_output_tokens=24"]'),
-            ("label", "overrides=[]"),
-        ):
-            run = serving.start(kind, words)
+        for kind, overrides in (("summarize", ["tasks.summary.max_output_tokens=24"]), ("label", [])):
+            run = serving.ask_for(kind, overrides=overrides)
             assert server.wait_ended(run, 400)[1] == "Completed", serving.output
         assert "nf4" in server.artifacts(run)["label-report"]["data"]
     exported = night.export()

@@ -14,8 +14,9 @@ import pytest
 
 from flows.once import asked
 from pipeline.tasks import registry
-from tests.flows.serving import ROOT, done_count, wait_for
+from tests.flows.serving import ROOT, a_project_of_its_own, done_count, wait_for
 from tests.nights import ANight, documents, no_process_left
+from tests.programs import FRESH
 
 pytestmark = pytest.mark.timeout(400)
 DEAD = "http://127.0.0.1:9/api"  # the discard port: nothing answers there
@@ -49,14 +50,23 @@ def a_night(folder: Path, count: int = 12, seconds: float = 0.05) -> ANight:
 
 def test_script_ends_with_a_sentence_and_no_noise(tmp_path: Path) -> None:
     night = a_night(tmp_path)
-    code, out, err = finish(
-        start(night, "flows/label.py", str(night.config), "--set", "engine.batch_rows=2", "--limit", "5")
-    )
+    script = str(ROOT / "flows" / "label.py")
+    asked = (str(night.config), "--set", "engine.batch_rows=2", "--limit", "5")
+    code, out, err = finish(start(night, script, *asked, cwd=a_project_of_its_own(tmp_path / "theirs")))
     assert code == 0, err
-    assert out.startswith("All done: topic 5 done")
+    assert out.startswith("The first 5 documents are done: topic 5 done")
     assert not re.search(r"ERROR|WARNING|CRITICAL|Traceback", err), err
     assert done_count(night, "topic") == 5
     assert no_process_left(night.directory)
+
+
+def test_the_program_runs_in_a_folder_with_packages_of_the_same_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(FRESH, "1")
+    night = a_night(tmp_path)
+    done = night.run(cwd=a_project_of_its_own(tmp_path / "theirs"))
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -219,7 +219,7 @@ def test_its_flow_is_served_beside_ours(installed: None, server: Server, tmp_pat
             "label/overnight",
             "words/overnight",
         ]
-        run = serving.start("words")
+        run = serving.ask_for("words")
         assert server.wait_ended(run) == ("COMPLETED", "Completed"), serving.output
     assert done_count(night, "count") == 12
     assert "words in all" in server.artifacts(run)["words-report"]["data"]

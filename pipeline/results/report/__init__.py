@@ -29,7 +29,7 @@ from pipeline.system.writable import check_writable, written_later
 from pipeline.tasks.answers import View
 from pipeline.tasks.registry import answers_of
 
-__all__ = ["build_report", "check_report", "render_markdown", "write_report"]
+__all__ = ["build_report", "check_report", "render_markdown", "report_on", "write_report"]
 
 _FILES = ("report.json", "report.md", "rejects.jsonl")
 _SHOWN_REJECTS = 20
@@ -73,6 +73,22 @@ def check_report(directory: Path) -> None:
     """Before a run: its report can be written. Raises UsageError, StoppedEarly where the disk is full."""
     for name in _FILES:
         check_writable(directory / name)
+
+
+def report_on(report: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """What ``build_report`` found, of one task alone."""
+    task, evaluation = report["tasks"][name], report["evaluation"]
+    left = task["states"]["pending"] or task["states"]["running"]
+    complete = report["inputs"]["read_completely"] and not left
+    if evaluation is not None:
+        judged = {key: found for key, found in evaluation["tasks"].items() if key == name}
+        evaluation = {**evaluation, "tasks": judged, "plots": []} if judged else None
+    return {
+        **report,
+        "inputs": {**report["inputs"], "complete": complete},
+        "tasks": {name: task},
+        "evaluation": evaluation,
+    }
 
 
 def write_report(ledger: Ledger, directory: Path) -> None:
