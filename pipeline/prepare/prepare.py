@@ -83,7 +83,7 @@ class Ground:
 
     def _wish(self, loads: Sequence[TaskLoad] = ()) -> Wish:
         deadline = self.config.run.deadline
-        seconds = None if deadline is None else seconds_until(deadline, datetime.datetime.now())
+        seconds = None if deadline is None else seconds_until(deadline)
         return replace(self.wish, loads=tuple(loads), deadline_seconds=seconds)
 
 

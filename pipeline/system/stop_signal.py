@@ -8,6 +8,7 @@ import datetime
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -15,6 +16,7 @@ from types import FrameType
 from pipeline.errors import EXIT_STOPPED, StoppedEarly
 
 _LOOK_SECONDS = 0.5
+_JITTER = datetime.timedelta(minutes=1)  # a clock that is set back by less was only made exact
 
 
 class StopSignal:
@@ -83,22 +85,48 @@ class StopSignal:
         if deadline is None:
             yield
             return
-        seconds = seconds_until(deadline, datetime.datetime.now())
-        timer = threading.Timer(seconds, self.request, [f"deadline {deadline}"])
-        timer.daemon = True
-        timer.start()
-        try:
+        # no timer of so many seconds: those do not pass while a machine sleeps, nor when the clock is set
+        watched = Deadline(deadline, _local_time())
+        with self.watch_request(lambda: watched.reached(_local_time()), f"deadline {deadline}"):
             yield
-        finally:
-            timer.cancel()
 
 
-def seconds_until(clock: str, now: datetime.datetime) -> float:
-    """Seconds from ``now`` to the next moment at which a clock shows ``clock`` (HH:MM); at that very minute,
-    to tomorrow's.
+class Deadline:
+    """A time of day (HH:MM), watched by looking at the clock (naive local time) now and then.
+
+    It is reached when the clock has come to it or past it since the last look, however it came there: by the
+    hour that summer time leaves out, by a correction, or while the machine slept. Where the clock was set
+    back, it counts from there.
+    """
+
+    def __init__(self, clock: str, now: datetime.datetime) -> None:
+        self._clock = clock
+        self._seen = now
+
+    def reached(self, now: datetime.datetime) -> bool:
+        """Whether the deadline lies between the last look and ``now``."""
+        if next_time(self._clock, self._seen) <= now:
+            return True
+        if now > self._seen or self._seen - now > _JITTER:
+            self._seen = now
+        return False
+
+
+def next_time(clock: str, now: datetime.datetime) -> datetime.datetime:
+    """The next moment after ``now`` at which a clock shows ``clock`` (HH:MM); at that very minute,
+    tomorrow's.
     """
     hour, minute = map(int, clock.split(":"))
     then = now.replace(hour=hour, minute=minute, second=0, microsecond=0)
-    if then <= now:
-        then += datetime.timedelta(days=1)
-    return (then - now).total_seconds()
+    return then if then > now else then + datetime.timedelta(days=1)
+
+
+def seconds_until(clock: str) -> float:
+    """Seconds until the clock of this machine next shows ``clock`` (HH:MM), as far as can be told now."""
+    now = _local_time()
+    return next_time(clock, now).timestamp() - now.timestamp()
+
+
+def _local_time() -> datetime.datetime:
+    time.tzset()  # the zone of the machine may have changed, as on a journey
+    return datetime.datetime.now()
