@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -31,6 +33,25 @@ def digest(*parts: str | bytes) -> str:
         hasher.update(len(data).to_bytes(8, "little"))
         hasher.update(data)
     return hasher.hexdigest()
+
+
+def is_blank(text: str) -> bool:
+    """Whether ``text`` has nothing to read: spaces, control and format characters (NUL, zero-width, a
+    byte-order mark), and what else leaves no ink.
+    """
+    return not any(map(_is_seen, text[:64])) and not any(map(_is_seen, set(text)))
+
+
+def _is_seen(character: str) -> bool:
+    return unicodedata.category(character) not in _UNSEEN_KINDS and not _INKLESS.match(character)
+
+
+# control, format, spaces, line and paragraph separators
+_UNSEEN_KINDS = {"Cc", "Cf", "Zs", "Zl", "Zp"}
+# joiners, fillers, vowels that are not written, variation selectors and the Braille blank: of other kinds
+_INKLESS = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
 
 
 @dataclass(frozen=True, slots=True)

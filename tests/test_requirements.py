@@ -46,11 +46,14 @@ def test_empty_texts_are_skipped_without_a_question(tmp_path: Path) -> None:
         *documents(3),
         {"id": "empty", "text": ""},
         {"id": "blank", "text": " \n\t\u3000"},
+        {"id": "nul", "text": "\0\0"},
+        {"id": "zero width", "text": "\u200b\u200b"},
+        {"id": "mark", "text": "\ufeff"},
     ]
     night = ANight(tmp_path, rows, TASKS[:1])
     assert night.run().returncode == 0
     states = night.status()["tasks"]["topic"]
-    assert (states["done"], states["skipped"]) == (3, 2)
+    assert (states["done"], states["skipped"]) == (3, 5)
     with closing(sqlite3.connect(night.directory / "ledger.sqlite")) as ledger:
         assert ledger.execute("SELECT count(*) FROM attempts").fetchone() == (3,)
 

@@ -13,6 +13,7 @@ import json
 import math
 import re
 import reprlib
+import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,8 @@ from pipeline.config import SourceConfig
 from pipeline.records import Document, FieldValue, Origin, Reject
 
 EXCERPT_CHARACTERS = 200
+_INEXACT_FLOATS = 2.0**53  # from here on, neighbouring integers are the same float
+_MOST_ZEROS = 1000
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _SHORT = reprlib.Repr()
 _SHORT.maxstring, _SHORT.maxother, _SHORT.maxdict, _SHORT.maxlist, _SHORT.maxlevel = 80, 80, 8, 4, 3
@@ -33,6 +36,8 @@ _WORDS = (
     (dict, "an object"),
     (bytes, "bytes"),
     (datetime.date, "a date"),
+    (datetime.time, "a time"),
+    (uuid.UUID, "a UUID"),
 )
 
 
@@ -120,14 +125,11 @@ def to_document(raw: Raw, want: Wanted) -> Document | Reject:
 
 
 def read_id(raw: Raw, name: str) -> str | Reject:
-    """A string as it is, an integer as its decimal text; everything else is no identity."""
+    """The row's id, by the one rule for sources and gold files; see ``id_of``."""
     value = raw.values.get(name)
-    if isinstance(value, str) and value:
-        return mend(value)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    if isinstance(value, decimal.Decimal) and value.is_finite() and value.as_tuple().exponent == 0:
-        return str(value)  # an integer column too wide for 64 bits
+    identity = id_of(value)
+    if identity is not None:
+        return identity
     if name not in raw.values:
         reason = (
             f"the id field {name!r} is missing; a row number alone is never an identity, so add ids "
@@ -136,7 +138,44 @@ def read_id(raw: Raw, name: str) -> str | Reject:
         return reject(raw, reason)
     if value == "" and isinstance(value, str):
         return reject(raw, f"the id field {name!r} is empty; give every row an id")
-    return reject(raw, f"the id field {name!r} is {describe(value)}; an id is a string or an integer")
+    return reject(raw, f"the id field {name!r} is {_no_id(value)}")
+
+
+def id_of(value: object) -> str | None:
+    """What names a document: a string as it is; a whole number by its digits, however it is typed (1, 1.0,
+    Decimal("1.00")), other Decimals without trailing zeros; a UUID in its usual form; dates and times in ISO
+    format. None for everything else.
+    """
+    if isinstance(value, str):
+        return mend(value) or None
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, float):
+        return str(int(value)) if value.is_integer() and abs(value) < _INEXACT_FLOATS else None
+    if isinstance(value, decimal.Decimal):
+        return _digits(value)
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    return str(value) if isinstance(value, uuid.UUID) else None
+
+
+def _digits(value: decimal.Decimal) -> str | None:
+    exponent = value.as_tuple().exponent
+    if not isinstance(exponent, int) or abs(exponent) > _MOST_ZEROS:  # infinite, no number, or absurd
+        return None
+    digits = f"{value:f}"
+    return digits.rstrip("0").rstrip(".") if "." in digits else digits
+
+
+def _no_id(value: object) -> str:
+    """What ``value`` is, and why it is no id."""
+    if isinstance(value, float) and value.is_integer():
+        return (
+            f"{value:.0f}, a floating-point number too large to have kept all its digits; write ids as "
+            f"integers or strings"
+        )
+    shown = f"{value}, a number" if isinstance(value, float | decimal.Decimal) else describe(value)
+    return f"{shown[:80]}; an id is a string, a whole number, a UUID or a date"
 
 
 def read_text(raw: Raw, name: str) -> str | Reject:

@@ -23,6 +23,8 @@ from pipeline.sources.streams import RECORD_LIMIT_BYTES, DamagedFile, Line, read
 
 _DELIMITERS = {"csv": ",;|\t", "tsv": "\t"}
 _UNDECODED = re.compile("[\udc80-\udcff]")  # what "surrogateescape" makes of bytes that are not UTF-8
+# what pandas makes of whole numbers when one of their column is missing; in JSON and Parquet they are numbers
+_WHOLE_AS_FLOAT = re.compile(r"-?(?:0|[1-9][0-9]{0,15})\.0")
 _DOUBT = "follows a row with broken quoting and may be a part of its text; mend the quotes of that row"
 # of the whole process; the default refuses cells of more than 131,072 characters
 csv.field_size_limit(RECORD_LIMIT_BYTES)
@@ -185,6 +187,8 @@ def _convert(row: _Row, names: list[str], columns: set[str], file_name: str, wan
             if name in want.columns:
                 return Reject(origin, _encoding_sentence(row, file_name), excerpt(row.data))
             values[name] = Unreadable("not UTF-8")
+    if _WHOLE_AS_FLOAT.fullmatch(str(values.get(want.id, ""))):
+        values[want.id] = str(values[want.id])[:-2]
     return Raw(origin, values, row.lines[0].data[:1024])
 
 

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import csv
 import datetime
 import decimal
+import json
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pipeline.config import SourceConfig
 from pipeline.records import Document, Origin, Reject
+from pipeline.sources import read_values
 from pipeline.sources.rows import EXCERPT_CHARACTERS, Raw, Unreadable, excerpt, plain, to_document, wanted
+from tests.sources.reading import json_lines, put, read
 
 WHERE = Origin("f", 1)
 
@@ -28,11 +37,22 @@ def convert(*fields: str, **values: Any) -> Document | Reject:
         (7, "7"),
         (-3, "-3"),
         (2**70, str(2**70)),
+        (1.0, "1"),
+        (-0.0, "0"),
+        (2.0**53 - 1, "9007199254740991"),
         (decimal.Decimal(5), "5"),
+        (decimal.Decimal("5.00"), "5"),
+        (decimal.Decimal("1E+2"), "100"),
+        (decimal.Decimal("1.50"), "1.5"),
+        (decimal.Decimal("7" * 5000), "7" * 5000),
+        (uuid.UUID(int=5), "00000000-0000-0000-0000-000000000005"),
+        (datetime.date(2024, 5, 6), "2024-05-06"),
+        (datetime.datetime(2024, 5, 6, 7, 8, tzinfo=datetime.UTC), "2024-05-06T07:08:00+00:00"),
+        (datetime.time(7, 8), "07:08:00"),
         ("\ud800x", "\ufffdx"),
     ],
 )
-def test_strings_and_integers_are_ids(value: object, identity: str) -> None:
+def test_what_names_a_document(value: object, identity: str) -> None:
     document = convert(id=value, text="t")
     assert isinstance(document, Document)
     assert document.id == identity
@@ -42,13 +62,16 @@ def test_strings_and_integers_are_ids(value: object, identity: str) -> None:
     ("value", "words"),
     [
         (True, "a boolean"),
-        (1.0, "a number"),
+        (1.5, "1.5, a number"),
+        (float("nan"), "nan, a number"),
+        (float("inf"), "a number"),
+        (2.0**53, "9007199254740992, a floating-point number too large"),
         (None, "null"),
         ([1], "a list"),
         ({"a": 1}, "an object"),
         ("", "empty"),
         (b"x", "bytes"),
-        (decimal.Decimal("1.5"), "a number"),
+        (decimal.Decimal("1E+999999999"), "a number"),
         (Unreadable("worn out"), "worn out"),
         (decimal.Decimal("NaN"), "a number"),
     ],
@@ -58,6 +81,63 @@ def test_nothing_else_is_an_id(value: object, words: str) -> None:
     assert isinstance(rejected, Reject)
     assert "'id'" in rejected.reason
     assert words in rejected.reason
+
+
+_IDS = [10, 7, 12]
+_TEXTS = ["a", "b", "c", "d"]
+
+
+@pytest.mark.parametrize("ending", [".csv", ".tsv", ".parquet", ".jsonl", ".json"])
+@pytest.mark.parametrize("reader", ["source", "gold"])
+def test_one_missing_id_changes_nothing_for_the_others(tmp_path: Path, ending: str, reader: str) -> None:
+    """Then there are floats in the column, as pandas writes it, or reads it back."""
+    found = []
+    for ids in ([*_IDS, 3], [*map(float, _IDS), None]):
+        path = tmp_path / f"{len(found)}{ending}"
+        _write(path, ids)
+        if reader == "source":
+            found.append([document.id for document in read(path)[0]])
+        else:
+            found.append([name for name, _ in read_values(SourceConfig(path=str(path)))])
+    assert found == [["10", "7", "12", "3"], ["10", "7", "12"]]
+
+
+def _write(path: Path, ids: Sequence[float | None]) -> None:
+    rows = [{"id": identity, "text": text} for identity, text in zip(ids, _TEXTS, strict=True)]
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table({"id": pa.array(ids), "text": _TEXTS}), path)
+    elif path.suffix in (".csv", ".tsv"):
+        with path.open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.DictWriter(stream, ["id", "text"], delimiter="," if path.suffix == ".csv" else "\t")
+            writer.writeheader()
+            writer.writerows(rows)
+    else:
+        path.write_bytes(json_lines(rows) if path.suffix == ".jsonl" else json.dumps(rows).encode())
+
+
+def test_columns_of_other_kinds_hold_ids(tmp_path: Path) -> None:
+    day = datetime.date(2024, 5, 6)
+    columns = {
+        "day": pa.array([day], pa.date32()),
+        "moment": pa.array([datetime.datetime.fromisoformat("2024-05-06T07:08")], pa.timestamp("us")),
+        "price": pa.array([decimal.Decimal("12.00")], pa.decimal128(10, 2)),
+        "uuid": pa.array([uuid.UUID(int=5).bytes], pa.uuid()),
+        "text": pa.array(["t"]),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    found = {name: read(tmp_path / "a.parquet", id_field=name)[0][0].id for name in list(columns)[:-1]}
+    assert found == {
+        "day": "2024-05-06",
+        "moment": "2024-05-06T07:08:00",
+        "price": "12",
+        "uuid": "00000000-0000-0000-0000-000000000005",
+    }
+
+
+def test_a_string_is_an_id_as_it_is(tmp_path: Path) -> None:
+    """Versions, in a format that tells strings from numbers."""
+    path = put(tmp_path / "a.jsonl", json_lines([{"id": "1.0", "text": "a"}, {"id": "1.10", "text": "b"}]))
+    assert [document.id for document in read(path)[0]] == ["1.0", "1.10"]
 
 
 def test_a_row_number_is_no_identity() -> None:

@@ -16,7 +16,7 @@ from pipeline.config import SourceConfig
 from pipeline.errors import UsageError
 from pipeline.quality.metrics import bootstrap
 from pipeline.quality.summaries import SummaryQuality, measure
-from pipeline.records import Document
+from pipeline.records import Document, is_blank
 from pipeline.results.source_texts import documents_again, last_config
 from pipeline.sources import read_source
 from pipeline.stores.ledger.ledger import Ledger
@@ -62,7 +62,7 @@ def read_references(path: Path, field: str) -> dict[str, str]:
     if not path.exists():
         raise UsageError(f"there is no file of references {path}")
     rows = read_source(SourceConfig(path=str(path), text_field=field))
-    found = {row.id: row.text for row in rows if isinstance(row, Document) and row.text.strip()}
+    found = {row.id: row.text for row in rows if isinstance(row, Document) and not is_blank(row.text)}
     if not found:
         raise UsageError(
             f"{path} holds no references: rows with the fields 'id' and {field!r} are needed; see "

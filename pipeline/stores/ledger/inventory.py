@@ -17,7 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import insert
 
-from pipeline.records import Document, Reject, TaskJob
+from pipeline.records import Document, Reject, TaskJob, is_blank
 from pipeline.stores.ledger.schema import inputs, inventories, rejects, storable, work
 
 _ROWS_PER_COMMIT = 16_384
@@ -132,7 +132,7 @@ class Inventory:
             rows = {}
             for document, document_key in zip(documents, keys, strict=True):
                 key = job.key_of(document_key, document.fields)
-                state = "pending" if document.text.strip() else "skipped"
+                state = "skipped" if is_blank(document.text) else "pending"
                 rows[key] = (task_id, key, document_key, self._id, state, len(document.text), 0, 0)
             _enter(connection, work, ("inventory_id",), list(rows.values()))
 

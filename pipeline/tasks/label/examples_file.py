@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pipeline.config import SourceConfig, as_written
 from pipeline.errors import ConfigError, SourceError
 from pipeline.quality.examples import Example
-from pipeline.records import Document, Reject, digest
+from pipeline.records import Document, Reject, digest, is_blank
 from pipeline.sources import read_source
 from pipeline.sources.files import is_table
 from pipeline.system.escape import from_spreadsheet
@@ -45,7 +45,7 @@ def _read(path: str, task: LabelTask, *, partial: bool) -> list[Example]:
                     f"task {task.name!r}: {row.origin.file}, line {row.origin.line}: {row.reason}"
                 )
             label = back(_label(row, task.label_field))
-            if partial and not (label and row.text.strip()):
+            if partial and (not label or is_blank(row.text)):
                 continue
             if label:
                 found.append(Example(back(row.id), back(row.text), label))
@@ -79,7 +79,7 @@ def _checked(examples: Sequence[Example], task: LabelTask, origin: str) -> list[
                 f"none of {known}"
             )
             raise ConfigError(f"task {task.name!r}: {message}")
-        if not example.text.strip():
+        if is_blank(example.text):
             raise ConfigError(
                 f"task {task.name!r}: document {example.id!r} of {origin} has no text, so it cannot be an "
                 f"example"
