@@ -158,8 +158,10 @@ def _is_saved(path: str, config: SourceConfig) -> bool:
 
 def _read_file(file: SourceFile, config: SourceConfig, want: Wanted) -> Iterator[Raw | Reject]:
     """Rows of one file and, where it breaks, a last Reject with the place and the reason."""
+    from pipeline.sources.contents import look_into  # as in _reader
+
     try:
-        yield from _reader(file, config, want)
+        yield from _reader(look_into(file, want), config, want)
     except DamagedFile as fault:
         yield Reject(Origin(file.name, fault.line, fault.offset), mend(fault.reason), ends_file=True)
 

@@ -22,18 +22,21 @@ _ZEROS: dict[tuple[bool, ...], str] = {
     (True, False, True, False): "UTF-16BE",
 }
 _SAMPLE_BYTES = 4096
+CONTROL = re.compile(
+    rb"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]"
+)  # bytes of no text in one byte a letter, nor in UTF-8
 _HIGH_RUN = re.compile(rb"[\x80-\xff]+")
 _JAPANESE = re.compile("[\u3000-\u30ff\u4e00-\u9fff\uff00-\uffef]")
 
 
 def wide_encoding(head: bytes) -> str | None:
-    """Name of the UTF-16 or UTF-32 flavour that ``head`` begins like, by its byte-order mark or its zero
-    bytes; None for others.
+    """Name of the UTF-16 or UTF-32 flavour that ``head`` begins like, by its byte-order mark, its zero bytes
+    or the few upper halves of its characters; None for others.
     """
     for mark, name in _BOMS:
         if head.startswith(mark):
             return name
-    return _ZEROS.get(tuple(byte == 0 for byte in head[:4]))
+    return _ZEROS.get(tuple(byte == 0 for byte in head[:4])) or _unmarked_wide(head[:_SAMPLE_BYTES])
 
 
 def refuse_wide(name: str, encoding: str) -> str:
@@ -46,10 +49,27 @@ def refuse_bytes(name: str, data: bytes, start: int, offset: int) -> str:
     file.
     """
     sample = data[max(0, start - _SAMPLE_BYTES // 2) : start + _SAMPLE_BYTES // 2]
+    if len(CONTROL.findall(sample)) * 50 > len(sample):
+        return (
+            f"not text: byte {offset} is 0x{data[start]:02x}, among others that no encoding of a text has; "
+            f"see what wrote the file, and name one with the text itself"
+        )
     looks, encoding = _guess(sample)
     return (
         f"not UTF-8: byte {offset} is 0x{data[start]:02x}; it looks like {looks}; {_remedy(name, encoding)}"
     )
+
+
+def _unmarked_wide(sample: bytes) -> str | None:
+    """Name of the UTF-16 flavour of a sample without ASCII at its start nor a mark: every second byte, the
+    upper half of a character, is one of very few, and what comes out is text.
+    """
+    for name, upper in (("UTF-16LE", sample[1::2]), ("UTF-16BE", sample[0::2])):
+        if len(upper) >= 8 and len(set(upper)) <= 6 and CONTROL.search(upper):
+            text = sample[: len(sample) // 2 * 2].decode(name, "replace")
+            if sum(char.isalnum() or char.isspace() for char in text) * 4 > len(text) * 3:
+                return name
+    return None
 
 
 def _remedy(name: str, encoding: str) -> str:

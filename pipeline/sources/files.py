@@ -32,6 +32,14 @@ _SAVED_MARKS = ({"state.json", "dataset_info.json"}, {"dataset_dict.json"})
 _KNOWN = (
     "known are .jsonl, .ndjson, .json, .csv, .tsv, .txt and .md (each also with .gz or .zst) and .parquet"
 )
+# endings of what people have, and what to do
+_OTHERS = {
+    ".xlsx .xls .xlsm .ods": "save the sheet as CSV (UTF-8), and name that file",
+    ".pdf .doc .docx .odt .rtf .epub": "save the documents as plain text (.txt) first",
+    ".zip .tar .tgz .7z .rar": "unpack it, and name the files that were in it",
+    ".bz2 .xz .lz4": "unpack it, or pack it again by gzip or zstd",
+    ".feather .arrow .orc .avro .h5 .pkl .pickle .sqlite .db": "write the rows to a .csv or .parquet first",
+}
 _log = logging.getLogger(__name__)
 
 
@@ -206,7 +214,11 @@ def _tell_ignored(path: str, found: Sequence[_Found], files: Sequence[SourceFile
     listed = ", ".join(f"{ending} ({count})" for ending, count in endings.most_common(8))
     if not files:
         fitting = _KNOWN if wanted == "auto" else f"source.format is {wanted}"
-        remedy = "set source.format and name the files or a pattern"
+        commonest = next(iter(endings.most_common(1)), ("", 0))[0].lower()
+        remedy = next(
+            (said for names, said in _OTHERS.items() if commonest in names.split()),
+            "set source.format and name the files or a pattern",
+        )
         raise SourceError(f"{path} holds no file that can be read; found {listed}; {fitting}; {remedy}")
     if endings:
         _log.warning("%s: ignored %d files by their extension: %s", path, sum(endings.values()), listed)
