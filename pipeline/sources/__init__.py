@@ -97,7 +97,7 @@ def read_values(config: SourceConfig) -> Iterator[tuple[str, FieldValue]]:
         for row in rows:
             if isinstance(row, Reject):
                 continue
-            name = row.identity if row.identity is not None else read_id(row, want.id)
+            name = row.identity if row.identity is not None else read_id(row, want)
             values = read_fields(row, (want.text,))
             if isinstance(name, str) and not isinstance(values, Reject) and want.text in values:
                 yield name, values[want.text]

@@ -66,6 +66,8 @@ _BINARIES = (
 _PICKLE = re.compile(rb"\x80[\x02-\x05][\x95}\](c]")
 _PAGE = re.compile(rb"\s*<(?:!doctype\s+html|html|head|body)\b", re.IGNORECASE)
 _XML = re.compile(rb"\s*<\?xml\b", re.IGNORECASE)
+# a list of objects, or an object that goes on in the next line
+_JSON_LIST = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:\[\s*\{|[\[{][ \t\r]*\n)")
 _RECORDS = ("jsonl", "json", "csv", "tsv", "parquet")
 
 
@@ -87,6 +89,8 @@ def look_into(file: SourceFile, want: Wanted) -> SourceFile:
             f"Parquet packed by {_PACKER[file.compression]}", f"unpack it by {_PACKER[file.compression]} -d"
         )
     _refuse_foreign(head)
+    if file.format == "jsonl" and _JSON_LIST.match(head):
+        return replace(file, format="json")
     if file.format in _RECORDS:
         _refuse_pages(head)
         _refuse_other_records(head, file, want)

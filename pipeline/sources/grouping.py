@@ -60,10 +60,10 @@ def join_groups(rows: Iterable[Raw | Reject], want: Wanted, separator: str) -> I
 
 
 def _read_member(raw: Raw, want: Wanted) -> tuple[str, _Member] | Reject:
-    group = read_id(raw, want.id)
+    group = read_id(raw, want)
     if isinstance(group, Reject):
         return group
-    text = read_text(raw, want.text)
+    text = read_text(raw, want)
     if isinstance(text, Reject):
         return text
     order = plain(raw.values.get(want.order)) if want.order is not None else None

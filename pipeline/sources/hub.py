@@ -118,12 +118,8 @@ def read_saved(path: str, config: SourceConfig, want: Wanted) -> Iterator[Raw]:
 
 
 def _present(known: list[str], want: Wanted, name: str) -> list[str]:
-    missing = next((column for column in want.required if column not in known), None)
-    if missing is not None:
-        shown = ", ".join(repr(column) for column in known[:20])
-        raise SourceError(
-            f"{name} has no column {missing!r} (columns: {shown}); set source.id_field and source.text_field"
-        )
+    if (lacking := want.lacking(known)) is not None:
+        raise SourceError(f"{name} has {lacking}")
     return want.among(known)
 
 

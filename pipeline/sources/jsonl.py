@@ -10,6 +10,7 @@ from contextlib import closing
 from pipeline.records import Origin, Reject
 from pipeline.sources.encoding import refuse_bytes
 from pipeline.sources.files import SourceFile
+from pipeline.sources.json_shape import shape_of
 from pipeline.sources.rows import Raw, Wanted, describe, excerpt, mend
 from pipeline.sources.streams import Line, read_lines, read_text_blocks, too_long
 
@@ -63,7 +64,14 @@ def parse_object(data: bytes, origin: Origin, want: Wanted, offset: int) -> Raw 
             f"the record is {describe(value)}; it must be a JSON object with an id and a text",
             excerpt(data),
         )
-    return Raw(origin, want.of(value), data[:_SHOWN_BYTES])
+    lacking = any(name not in value for name in want.required) or isinstance(value[want.id], list | dict)
+    return Raw(
+        origin,
+        want.of(value),
+        data[:_SHOWN_BYTES],
+        named=tuple(value) if lacking else (),
+        shape=shape_of(value, want) if lacking else "",
+    )
 
 
 def load_json(data: bytes) -> object:

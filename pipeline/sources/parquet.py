@@ -50,13 +50,8 @@ def _open(stream: Any) -> Any:
 
 def _columns(parquet: Any, want: Wanted) -> list[str]:
     names = parquet.schema_arrow.names
-    missing = next((name for name in want.required if name not in names), None)
-    if missing is not None:
-        shown = ", ".join(repr(name[:40]) for name in names[:20])
-        raise DamagedFile(
-            f"the file has no column {missing!r} (columns: {shown}); set source.id_field and "
-            f"source.text_field"
-        )
+    if (lacking := want.lacking(names)) is not None:
+        raise DamagedFile(f"the file has {lacking}")
     repeated = next((name for name in want.columns if names.count(name) > 1), None)
     if repeated is not None:
         raise DamagedFile(f"the file has more than one column {repeated!r}; rename all but one")

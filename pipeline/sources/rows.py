@@ -13,6 +13,7 @@ import json
 import math
 import re
 import reprlib
+import unicodedata
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -53,13 +54,16 @@ class Unreadable:
 @dataclass(frozen=True, slots=True)
 class Raw:
     """A row as its reader found it. ``shown`` is its beginning where that is known as bytes; ``identity``
-    replaces the id field.
+    replaces the id field; ``named`` are all of its fields, where one that it needs is missing,
+    and ``shape`` says what it seems to be then, if it is no row.
     """
 
     origin: Origin
     values: Mapping[str, object]
     shown: bytes | None = None
     identity: str | None = None
+    named: Collection[str] = ()
+    shape: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,7 @@ class Wanted:
     fields: tuple[str, ...] = ()
     order: str | None = None
     beside: tuple[str, ...] | None = ()
+    group: bool = False
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -98,6 +103,33 @@ class Wanted:
             return dict(values)
         return {name: values[name] for name in (*self.columns, *self.beside) if name in values}
 
+    def lacking(self, names: Collection[str]) -> str | None:
+        """A sentence about the first column that is needed and not among ``names``, with what to set; None
+        where all are there.
+        """
+        missing = next((name for name in self.required if name not in names), None)
+        if missing is None:
+            return None
+        shown = ", ".join(repr(name[:40]) for name in list(names)[:20])
+        return f"no column {missing!r} (columns: {shown}); {self.remedy(missing, names)}"
+
+    def remedy(self, missing: str, names: Collection[str]) -> str:
+        """What to do about a needed column that is not among ``names``."""
+        keys = {self.text: "source.text_field", self.order: "source.group_by.order_by"}
+        key = "source.group_by.field" if self.group else "source.id_field"
+        key = key if missing == self.id else keys[missing]
+        meant = [name for name in names if _folded(name) == _folded(missing)]
+        if len(meant) == 1:
+            return (
+                f"{meant[0]!r} is spelled differently: set {key}: {json.dumps(meant[0], ensure_ascii=False)}"
+            )
+        return "set source.id_field and source.text_field"
+
+
+def _folded(name: str) -> str:
+    """What two names have in common that differ only by case, spaces, - or _."""
+    return re.sub(r"[\s_\ufeff-]+", "", unicodedata.normalize("NFKC", name)).casefold()
+
 
 def wanted(config: SourceConfig, fields: Collection[str], beside: Collection[str] | None = ()) -> Wanted:
     """What the configuration and the templates' ``fields`` need of each row, and columns ``beside`` that."""
@@ -109,33 +141,37 @@ def wanted(config: SourceConfig, fields: Collection[str], beside: Collection[str
         further,
         group.order_by if group else None,
         None if beside is None else tuple(beside),
+        group is not None,
     )
 
 
 def to_document(raw: Raw, want: Wanted) -> Document | Reject:
     """Apply the policy to one row."""
-    identity = raw.identity if raw.identity is not None else read_id(raw, want.id)
+    identity = raw.identity if raw.identity is not None else read_id(raw, want)
     if isinstance(identity, Reject):
         return identity
-    text = read_text(raw, want.text)
+    text = read_text(raw, want)
     if isinstance(text, Reject):
         return text
     fields = read_fields(raw, want.fields)
     return fields if isinstance(fields, Reject) else Document(mend(identity), text, raw.origin, fields)
 
 
-def read_id(raw: Raw, name: str) -> str | Reject:
+def read_id(raw: Raw, want: Wanted) -> str | Reject:
     """The row's id, by the one rule for sources and gold files; see ``id_of``."""
+    name = want.id
     value = raw.values.get(name)
     identity = id_of(value)
     if identity is not None:
         return identity
+    if raw.shape:
+        found = describe(value) if name in raw.values else "missing"
+        return reject(raw, f"the id field {name!r} is {found}; {raw.shape}")
     if name not in raw.values:
-        reason = (
-            f"the id field {name!r} is missing; a row number alone is never an identity, so add ids "
-            f"or set source.id_field"
+        remedy = f"so add ids, or {want.remedy(name, raw.named)}"
+        return reject(
+            raw, f"the id field {name!r} is missing; a row number alone is never an identity, {remedy}"
         )
-        return reject(raw, reason)
     if value == "" and isinstance(value, str):
         return reject(raw, f"the id field {name!r} is empty; give every row an id")
     return reject(raw, f"the id field {name!r} is {_no_id(value)}")
@@ -178,13 +214,15 @@ def _no_id(value: object) -> str:
     return f"{shown[:80]}; an id is a string, a whole number, a UUID or a date"
 
 
-def read_text(raw: Raw, name: str) -> str | Reject:
+def read_text(raw: Raw, want: Wanted) -> str | Reject:
     """The text; an empty one is a text, which the run records as skipped."""
+    name = want.text
     value = raw.values.get(name)
     if isinstance(value, str):
         return mend(value)
     if name not in raw.values:
-        return reject(raw, f"the text field {name!r} is missing; correct the row or set source.text_field")
+        remedy = f"correct the row, or {want.remedy(name, raw.named)}"
+        return reject(raw, f"the text field {name!r} is missing; {remedy}")
     return reject(raw, f"the text field {name!r} is {describe(value)}; a text is a string")
 
 

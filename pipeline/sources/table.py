@@ -25,6 +25,8 @@ _DELIMITERS = {"csv": ",;|\t", "tsv": "\t"}
 _UNDECODED = re.compile("[\udc80-\udcff]")  # what "surrogateescape" makes of bytes that are not UTF-8
 # what pandas makes of whole numbers when one of their column is missing; in JSON and Parquet they are numbers
 _WHOLE_AS_FLOAT = re.compile(r"-?(?:0|[1-9][0-9]{0,15})\.0")
+_SEPARATOR = re.compile(rb'"?sep=([,;|\t])"?[\r\n]*', re.IGNORECASE)
+_JSON = re.compile(rb'\s*(?:\{\s*["}]|\[\s*[\[{"])')
 _DOUBT = "follows a row with broken quoting and may be a part of its text; mend the quotes of that row"
 # of the whole process; the default refuses cells of more than 131,072 characters
 csv.field_size_limit(RECORD_LIMIT_BYTES)
@@ -57,6 +59,12 @@ def read(file: SourceFile, want: Wanted) -> Iterator[Raw | Reject]:
         names, delimiter = header
         columns = set(want.among(names))
         while (row := source.row(delimiter)) is not None:
+            if _is_header(row, names, want):  # of a file that was put behind another one
+                _refuse_repeated(row, want)
+                names, columns = row.cells, set(want.among(row.cells))
+                continue
+            if _SEPARATOR.fullmatch(row.data):
+                continue
             yield _convert(row, names, columns, file.name, want)
             if row.fault:
                 yield from _find_next_row(source, row, delimiter, len(names), file.name)
@@ -120,7 +128,7 @@ def _read_header(source: _Source, file: SourceFile, want: Wanted) -> tuple[list[
     columns are found.
     """
     found: dict[str, _Row] = {}
-    for delimiter in _DELIMITERS[file.format]:
+    for delimiter in _said_delimiter(source) or _DELIMITERS[file.format]:
         row = source.row(delimiter)
         if row is None:
             return None
@@ -131,15 +139,36 @@ def _read_header(source: _Source, file: SourceFile, want: Wanted) -> tuple[list[
         source.give_back(row.lines)
     row = max(found.values(), key=lambda candidate: len(candidate.cells))
     _refuse_undecoded(row, file.name)
-    missing = next((name for name in want.required if name not in row.cells), want.id)
-    shown = ", ".join(repr(cell[:40]) for cell in row.cells[:20]) or f"none, {row.fault}"
     line = row.lines[0]
-    raise DamagedFile(
-        f"the header has no column {missing!r} (columns: {shown}); set source.id_field and "
-        f"source.text_field, or add a header",
-        line.number,
-        line.offset,
-    )
+    lacking = want.lacking(row.cells)
+    if row.fault:
+        lacking = f"{lacking}; {row.fault}"
+    if _JSON.match(line.data):
+        lacking = f"{lacking}. It looks like JSON lines: rename it to .jsonl, or set source.format: jsonl"
+    raise DamagedFile(f"the header has {lacking}, or add a header", line.number, line.offset)
+
+
+def _said_delimiter(source: _Source) -> str:
+    """What a first line such as ``sep=;``, which spreadsheets write and read, says; the line is passed
+    over. Empty where there is none.
+    """
+    line = source.line()
+    said = None if line is None else _SEPARATOR.fullmatch(line.data)
+    if said is None and line is not None:
+        source.give_back([line])
+    return said[1].decode() if said else ""
+
+
+def _is_header(row: _Row, names: list[str], want: Wanted) -> bool:
+    """Whether ``row`` names the columns again, in whatever order; a byte-order mark before it goes."""
+    if row.cells and row.cells[0].startswith("\ufeff"):
+        bare = [row.cells[0].removeprefix("\ufeff"), *row.cells[1:]]
+        if _is_header(_Row(bare, row.lines), names, want):
+            row.cells[0] = bare[0]
+            return True
+    if row.cells == names:
+        return len(names) > 1
+    return len(want.required) > 1 and set(want.required) <= set(row.cells)
 
 
 def _refuse_repeated(header: _Row, want: Wanted) -> None:

@@ -198,3 +198,48 @@ def test_a_record_over_the_limit_is_dropped_and_the_next_one_is_read() -> None:
     scanner.skip()
     scanner.peek()
     assert scanner.value().data == b'{"b": 1}'
+
+
+# ── as people have them ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("compression", ["", ".gz"])
+def test_a_list_under_the_name_of_lines(tmp_path: Path, indent: int | None, compression: str) -> None:
+    data = b"\xef\xbb\xbf\n" + json.dumps(ROWS, indent=indent).encode()
+    documents, rejects = read(put(tmp_path / f"a.jsonl{compression}", packed(data, compression)))
+    assert pairs(documents) == PAIRS
+    assert rejects == []
+
+
+@pytest.mark.parametrize("ending", [".json", ".jsonl"])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_records_inside_an_object_come_with_the_setting(
+    tmp_path: Path, ending: str, indent: int | None
+) -> None:
+    data = {"meta": [{"by": "x"}], "n": 2, "da ta": ROWS}
+    path = put(tmp_path / f"a{ending}", json.dumps(data, indent=indent))
+    documents, rejects = read(path)
+    assert documents == []
+    assert len(rejects) == 1
+    assert 'set source.format: json and source.records_field: "da ta"' in rejects[0].reason
+    assert pairs(read(path, format="json", records_field="da ta")[0]) == PAIRS
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"id": ["1"], "text": ["a"]}, "columns instead of rows"),
+        ({"id": {"0": 1}, "text": {"0": "a"}}, "columns instead of rows"),
+        ({"a": {"text": "x"}, "b": {"text": "y"}}, "records by their names"),
+        ({"out": {"of": {"it": [{"id": 1}]}}}, "under 'it' in 'of' in 'out'"),
+        ({"ID": "1", "text": "x"}, 'set source.id_field: "ID"'),
+        ({"id": "1", "Text": "x"}, 'set source.text_field: "Text"'),
+        ({"name": "1", "more": []}, "set source.id_field and source.text_field"),
+    ],
+)
+@pytest.mark.parametrize("ending", [".json", ".jsonl"])
+def test_other_shapes_are_called_what_they_are(tmp_path: Path, data: object, words: str, ending: str) -> None:
+    documents, rejects = read(put(tmp_path / f"a{ending}", json.dumps(data)))
+    assert documents == []
+    assert [words in reject.reason for reject in rejects] == [True], rejects

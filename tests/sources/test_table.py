@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -150,3 +151,46 @@ def test_truncated_at_every_length_never_gives_a_cut_cell(tmp_path: Path) -> Non
         documents, rejects = read(put(tmp_path / "a.csv.gz", data[:length]))
         assert pairs(documents) == [(identity, text) for identity, text in ROWS[: len(documents)]]
         assert len(rejects) == 1
+
+
+# ── as people have them ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("said", ["sep=;\r\n", '"sep=;"\n', "SEP=;\n"])
+def test_a_line_that_names_the_delimiter_is_obeyed(tmp_path: Path, mark: str, said: str) -> None:
+    documents, rejects = read(put(tmp_path / "a.csv", f"{mark}{said}id;text\n1;a, b\n2;c\n"))
+    assert pairs(documents) == [("1", "a, b"), ("2", "c")]
+    assert rejects == []
+    assert [document.origin.line for document in documents] == [3, 4]
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_tables_one_behind_the_other(tmp_path: Path, mark: str) -> None:
+    """Each with its header, in its own order and with columns of its own."""
+    first, second = f"{mark}id,text\n1,a\n2,b\n", f"{mark}id,text\n3,c\n"
+    third = f"{mark}label,text,id\nx,d,4\n"
+    documents, rejects = read(put(tmp_path / "a.csv", first + second + third + first))
+    assert pairs(documents) == [("1", "a"), ("2", "b"), ("3", "c"), ("4", "d"), ("1", "a"), ("2", "b")]
+    assert rejects == []
+    said = "sep=;\nid;text\n1;a\n"
+    assert (len(read(put(tmp_path / "b.csv", said + said))[0]), read(tmp_path / "b.csv")[1]) == (2, [])
+
+
+def test_a_text_that_is_called_like_its_column_is_a_text(tmp_path: Path) -> None:
+    assert pairs(read(put(tmp_path / "a.csv", "id,text\n1,text\nid,a\n"))[0]) == [("1", "text"), ("id", "a")]
+
+
+@pytest.mark.parametrize("there", ["ID", "Id ", " id", "i_d", "\ufeffId"])
+def test_a_column_that_is_spelled_differently_is_named(tmp_path: Path, there: str) -> None:
+    _, rejects = read(put(tmp_path / "a.csv", f"x,{there},text\n0,1,a\n"))
+    assert f"set source.id_field: {json.dumps(there, ensure_ascii=False)}" in rejects[0].reason
+    documents, _ = read(tmp_path / "a.csv", id_field=there)
+    assert pairs(documents) == [("1", "a")]
+    _, rejects = read(put(tmp_path / "b.csv", "ID,Id,text\n0,1,a\n"))
+    assert "set source.id_field and source.text_field" in rejects[0].reason
+
+
+def test_lines_of_json_under_the_name_of_a_table(tmp_path: Path) -> None:
+    _, rejects = read(put(tmp_path / "a.csv", '{"id": "1", "text": "a"}\n'))
+    assert "set source.format: jsonl" in rejects[0].reason
