@@ -34,7 +34,7 @@ from pipeline.system.run_directory import LEDGER
 from pipeline.system.stop_signal import StopSignal
 
 Facts = dict[str, Any]
-"""``{"exit_code", "ending", "message", "run_directory", "status"}``, all JSON."""
+"""``{"exit_code", "ending", "message", "run_directory", "status", "exports"}``, all JSON."""
 
 _NAMES = {EXIT_DONE: "Completed", EXIT_SOME_FAILED: "CompletedWithFailures", EXIT_STOPPED: "StoppedEarly"}
 _LIMITED = "LimitReached"
@@ -97,7 +97,10 @@ def work(
     names = [task.name for task in settings.tasks if task.kind == kind]
     return _facts(
         result.exit_code, _name(result, limit), _sentence(result, names, limit), str(result.directory)
-    ) | {"status": result.status.to_json()}
+    ) | {
+        "status": result.status.to_json(),
+        "exports": [table.to_json() for table in result.outputs],
+    }
 
 
 def reports(run_directory: str, tasks: Sequence[str]) -> dict[str, str]:
@@ -159,7 +162,8 @@ def _sentence(result: RunResult, names: Sequence[str], limit: int | None) -> str
     if _is_cut(result, limit):
         words = words.replace("All", f"The first {limit:,} documents are")
         left = " No others were looked at: start it again without a limit for all."
-    return f"{words}: {_counts(result, names)}.{left} Report: {result.report}"
+    tables = (f" Table: {each.output.name} ({each.exported.rows:,} rows)." for each in result.outputs)
+    return f"{words}: {_counts(result, names)}.{left}{''.join(tables)} Report: {result.report}"
 
 
 def _stopped(reason: str) -> str:

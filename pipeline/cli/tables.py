@@ -82,14 +82,15 @@ def _layout(fields: Sequence[str] | None, all_fields: bool, flat: bool, written:
 def export(
     directory: RunPath,
     output: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Option(
             "--output",
             "-o",
-            help="File to write: .jsonl, .csv, .tsv or .parquet; - is standard output; may be repeated.",
+            help="File to write: .jsonl, .csv, .tsv or .parquet; - is standard output; may be repeated. "
+            "Without it those that the run's configuration names are written.",
             show_default=False,
         ),
-    ],
+    ] = None,
     fields: WithFields = None,
     all_fields: AllFields = False,
     flat: Flat = False,
@@ -105,13 +106,17 @@ def export(
 ) -> None:
     """Write one row a document, in input order."""
     from pipeline.results.export import export as write_export
-    from pipeline.results.outputs import Written
+    from pipeline.results.outputs import Written, configured
+    from pipeline.results.source_texts import last_config
 
     outputs = outputs_asked_for(
         output, fields, all_fields=all_fields, flat=flat, written=written, as_json=as_json
     )
     told = []
     with open_ledger(directory) as ledger:
+        outputs = outputs or configured(last_config(ledger))
+        if not outputs:
+            raise UsageError("name a file with --output: the configuration of the run has no run.output")
         for each in outputs:
             found = write_export(ledger, each.path, each.layout, force=force, view=view)
             told.append(Written(each, found).to_json())

@@ -400,11 +400,31 @@ class EngineConfig(_Section):
     )
 
 
+class OutputConfig(_Section):
+    """A table that a run writes at its end."""
+
+    path: FilePath = Field(description="the file: .jsonl, .csv, .tsv or .parquet")
+    format: Literal["auto", "jsonl", "csv", "tsv", "parquet"] = Field(
+        "auto", description="auto: by the ending of the name"
+    )
+    fields: Literal["all"] | list[str] = Field(
+        [], description="columns of the source beside the answers; all: all that it has"
+    )
+    flat: bool = Field(
+        False, description="a column for the probability of each label, the second label and the margin"
+    )
+
+
 class RunConfig(_Section):
-    """The run directory and when to stop."""
+    """The run directory, the tables that a run leaves, and when to stop."""
 
     directory: FilePath = Field(
         description="folder of the ledger, the report and the lock; the same one goes on with a run"
+    )
+    output: list[OutputConfig] = Field(
+        [],
+        description="tables of the answers, written whenever a run ends: a name, {path: name, ...}, or "
+        "a list of these; --output adds to them",
     )
     deadline: str | None = Field(
         None,
@@ -422,6 +442,21 @@ class RunConfig(_Section):
         description="with less memory free on this machine, the worker is restarted, or the run stops; 0: "
         "not watched",
     )
+
+    @field_validator("output", mode="before")
+    @classmethod
+    def _short_forms(cls, value: object) -> object:
+        listed = value if isinstance(value, list) else [] if value is None else [value]
+        return [{"path": item} if isinstance(item, str) else item for item in listed]
+
+    @field_validator("output")
+    @classmethod
+    def _distinct_files(cls, value: list[OutputConfig]) -> list[OutputConfig]:
+        paths = [output.path for output in value]
+        for path in paths:
+            if paths.count(path) > 1:
+                raise ValueError(f"the file {path} is named twice; a table needs a file of its own")
+        return value
 
     @field_validator("deadline", mode="before")
     @classmethod

@@ -5,6 +5,7 @@ written, and at its end each written whether or not the others can be.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from pipeline.config import Config
 from pipeline.errors import StoppedEarly, UsageError
 from pipeline.records import TaskJob
 from pipeline.results.export import Exported, export
-from pipeline.results.export.layout import Output
+from pipeline.results.export.layout import Layout, Output
 from pipeline.results.export.places import check_foreign, check_output
 from pipeline.sources import source_files
 from pipeline.stores.ledger.ledger import Ledger
@@ -42,6 +43,29 @@ class Written:
             "notes": list(told.sentences),
             "error": self.error,
         }
+
+
+def all_outputs(config: Config, given: Sequence[Output]) -> list[Output]:
+    """The tables of the configuration, and those ``given`` beside it; a file that both name is written once,
+    as given.
+    """
+    named = {None if output.path is None else os.path.realpath(output.path) for output in given}
+    return [*(each for each in configured(config) if os.path.realpath(each.name) not in named), *given]
+
+
+def configured(config: Config) -> list[Output]:
+    """The tables of the configuration."""
+    return [
+        Output(
+            Path(each.path),
+            Layout(
+                None if each.format == "auto" else each.format,
+                None if each.fields == "all" else tuple(each.fields),
+                each.flat,
+            ),
+        )
+        for each in config.run.output
+    ]
 
 
 def check_outputs(config: Config, outputs: Sequence[Output]) -> None:

@@ -32,5 +32,6 @@ def reproduce(
         config = parse_config(ledger.runs()[-1]["facts"]["config"])
     place = RunDirectory(directory).reproduced / digest(document_id)[:12]
     shutil.rmtree(place, ignore_errors=True)  # an earlier look at it: here everything is to be tried again
-    alone = config.run.model_copy(update={"directory": str(place), "deadline": None, "max_attempts": 1})
+    changed: dict[str, object] = {"directory": str(place), "deadline": None, "max_attempts": 1, "output": []}
+    alone = config.run.model_copy(update=changed)
     return run(config.model_copy(update={"run": alone}), only=document_id, observer=observer, stop=stop)

@@ -21,7 +21,7 @@ from pipeline.prepare.prepare import Preparation, prepare, resolve
 from pipeline.records import Document, Progress, Reject
 from pipeline.results.after_run import check_configured
 from pipeline.results.export.layout import Output
-from pipeline.results.outputs import Written, check_outputs
+from pipeline.results.outputs import Written, all_outputs, check_outputs
 from pipeline.results.report import check_report
 from pipeline.run.closing import Closing, Ending
 from pipeline.run.in_doubt import InDoubt
@@ -71,12 +71,13 @@ def run(
     """Do what is left to do in the configuration's run directory.
 
     ``limit`` reads only the first so many documents, ``only`` those of this id; ``kinds`` runs only tasks
-    of these kinds; ``fork`` starts changed tasks beside the old ones; ``outputs`` are exports to write at its
-    end; ``workers`` says where the model is. Raises AlreadyRunning, UsageError and its kinds, LedgerError; a
-    stop wished for is a result, not an error.
+    of these kinds; ``fork`` starts changed tasks beside the old ones; ``outputs`` are tables to write at its
+    end beside those of the configuration; ``workers`` says where the model is. Raises AlreadyRunning,
+    UsageError and its kinds, LedgerError; a stop wished for is a result, not an error.
     """
     stop = stop or StopSignal()
     directory = RunDirectory(config.run.directory)
+    outputs = all_outputs(config, outputs)
     check_outputs(config, outputs)
     with (
         failing_disk_stops(directory.path),
