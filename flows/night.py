@@ -150,7 +150,7 @@ def _name(result: RunResult, limit: int | None) -> str:
 
 def _is_cut(result: RunResult, limit: int | None) -> bool:
     """Whether the limit, rather than the source, has ended the reading."""
-    return limit is not None and result.status.documents >= limit
+    return limit is not None and result.status.documents + result.status.duplicates >= limit
 
 
 def _sentence(result: RunResult, names: Sequence[str], limit: int | None) -> str:
