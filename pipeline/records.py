@@ -191,7 +191,8 @@ class Request:
 class Generation:
     """What the engine gives back for one request.
 
-    ``token_ids`` are the decoded tokens without the end token; ``scores`` the natural-log probabilities of a
+    ``token_ids`` are the decoded tokens without the end token; ``computed_tokens`` those of the prompt that
+    were computed for it, and not found in a cache (None: all); ``scores`` the natural-log probabilities of a
     Score's continuations, in their order, and ``features`` the state at the prompt's last token
     (little-endian float16; empty where it was not asked for, or the engine cannot see it). ``seconds`` is the
     request's share of its batch's time. ``error`` is (kind, message) when there is no answer; ``notes`` say
@@ -204,6 +205,7 @@ class Generation:
     features: bytes = b""
     finish_reason: FinishReason = "stop"
     prompt_tokens: int = 0
+    computed_tokens: int | None = None
     seconds: float = 0.0
     batch_rows: int = 1
     placement: str = "device"
@@ -340,7 +342,8 @@ class TaskJob:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How one task's work on one document ended: ``done`` with an answer, or failed, quarantined or skipped
-    with a failure.
+    with a failure. ``read_tokens`` of the document were computed in ``seconds``; others were found in a
+    cache (None: all were computed).
     """
 
     task: str
@@ -351,6 +354,7 @@ class Outcome:
     seconds: float = 0.0
     placement: str = "device"
     batch_rows: int = 1
+    read_tokens: int | None = None
 
 
 Stage = Literal["starting", "reading", "loading", "working", "reporting"]
@@ -359,8 +363,10 @@ WORKING: Stage = "working"
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What a progress display shows. ``total`` counts works (documents x tasks); ``eta_seconds`` is None
-    until it can be told.
+    """What a progress display shows. ``total`` counts works (documents x tasks); ``share`` is how much of the
+    reading is behind it, parts of long documents included. ``planned_seconds`` is what the plan gives the
+    work, ``expected_seconds`` what it will take by the pace so far, ``eta_seconds`` what is left of that;
+    None where that cannot be told.
     """
 
     stage: Stage
@@ -370,6 +376,9 @@ class Progress:
     tokens_per_second: float = 0.0
     eta_seconds: float | None = None
     message: str = ""
+    share: float = 0.0
+    planned_seconds: float | None = None
+    expected_seconds: float | None = None
 
     def after(self, seconds: float) -> Progress:
         """The same as it is likely to be after so many seconds without news: only the time left passes."""

@@ -23,10 +23,11 @@ from pipeline.bench.turns import BenchOptions, Say, Turns
 from pipeline.bench.weights import open_weights
 from pipeline.config import Config
 from pipeline.errors import UsageError
-from pipeline.prepare.measured_speeds import remember
+from pipeline.prepare.measured_speeds import measured_by, remember
 from pipeline.prepare.prepare import Preparation, prepare, resolve
 from pipeline.records import Decode, Document, Request
 from pipeline.sources import read_source
+from pipeline.system.machine_load import OthersLoad
 from pipeline.tasks import Task
 from pipeline.tasks.driver import TaskDriver
 
@@ -60,7 +61,9 @@ def _calibrate(
         if result.output_tokens and not options.to_the_end
         else {}
     )
-    remember(config, dtype, **speeds(contest, requests), output_tokens=written)
+    others = OthersLoad()
+    seen = speeds(contest, requests)
+    remember(config, dtype, **seen, origin=measured_by("overnight bench", others), output_tokens=written)
 
 
 def measure_speeds(config: Config, say: Say = lambda _: None) -> dict[str, Any]:
@@ -76,8 +79,10 @@ def measure_speeds(config: Config, say: Say = lambda _: None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         contest = open_contest(backend, prepared.plan, Path(folder), say, to_the_end=True)
         say("timing the model")
+        others = OthersLoad()
         seen = speeds(contest, asked)
-    remember(config, str(resolved["dtype"]), **seen)
+    origin = measured_by("overnight plan --measure", others)
+    remember(config, str(resolved["dtype"]), **seen, origin=origin)
     return seen
 
 

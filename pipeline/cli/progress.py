@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pipeline.run.progress import Observer
 
 _LINE_SECONDS = 15.0
+_WORTH_SAYING = 0.05  # of all the reading: more lies in long documents under way
 
 
 @contextmanager
@@ -88,6 +89,8 @@ def facts(report: Report) -> str:
         known.append(f"{report.failed:,} failed")
     if report.tokens_per_second:
         known.append(f"{report.tokens_per_second:,.0f} tokens/s")
+    if report.total and report.share - report.done / report.total > _WORTH_SAYING:
+        known.append(f"{report.share:.0%} read")
     if report.eta_seconds is not None:
         known.append(f"{duration(round(report.eta_seconds))} left")
     return ", ".join(known)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -22,6 +23,8 @@ from pipeline.system.atomic_write import replace_file
 from pipeline.system.graphics_cards import graphics_cards
 from pipeline.system.hardware import Hardware, Rates
 from pipeline.system.hardware_rates import machine_key
+from pipeline.system.machine_load import OthersLoad
+from pipeline.system.units import moment
 
 _FORMAT = 1
 _LIBRARY = ("auto", "transformers")  # what there was when the first speeds were kept
@@ -30,7 +33,7 @@ _LIBRARY = ("auto", "transformers")  # what there was when the first speeds were
 @dataclass(frozen=True, slots=True)
 class MeasuredSpeeds:
     """None: not seen yet. ``output_tokens``: mean tokens written a request, by task fingerprint. Rates as in
-    ``planner.hardware.Rates``.
+    ``planner.hardware.Rates``. ``origin``: by what they were measured, when, and beside what.
     """
 
     prefill_tokens_per_second: float | None = None
@@ -40,6 +43,7 @@ class MeasuredSpeeds:
     decode_at_tokens: int | None = None
     load_seconds: float | None = None
     process_bytes: int | None = None
+    origin: str | None = None
     output_tokens: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -51,12 +55,16 @@ class MeasuredSpeeds:
 def calibrated(hardware: Hardware, calibration: MeasuredSpeeds) -> Hardware:
     """The same machine, with what it has shown of the model."""
     known = {name: getattr(calibration, name) for name in _RATES if getattr(calibration, name) is not None}
-    origin = "measured with this model" if calibration.measured else hardware.rates.origin
+    origin = hardware.rates.origin
+    if calibration.measured:
+        origin = f"measured with this model {calibration.origin or ''}".rstrip()
     return replace(hardware, rates=replace(hardware.rates, origin=origin, **known))
 
 
 _RATES = tuple(
-    entry.name for entry in fields(MeasuredSpeeds) if entry.name in {rate.name for rate in fields(Rates)}
+    entry.name
+    for entry in fields(MeasuredSpeeds)
+    if entry.name in {rate.name for rate in fields(Rates)} and entry.name != "origin"
 )
 
 
@@ -82,12 +90,18 @@ def remember(config: Config, dtype: str, **seen: Any) -> None:
             stream.write(json.dumps({"format": _FORMAT, **asdict(replace(kept, **seen))}).encode())
 
 
+def measured_by(command: str, others: OthersLoad) -> str:
+    """The ``origin`` of speeds that a command has measured just now, beside ``others``."""
+    return f"by {command}, {moment(time.time())}{', ' + others.words if others.words else ''}"
+
+
 def _checked(calibration: MeasuredSpeeds) -> MeasuredSpeeds:
     """Raises ValueError for what is not a positive number."""
-    numbers = [
-        getattr(calibration, entry.name) for entry in fields(calibration) if entry.name != "output_tokens"
-    ]
+    words = ("origin", "output_tokens")
+    numbers = [getattr(calibration, entry.name) for entry in fields(calibration) if entry.name not in words]
     numbers += calibration.output_tokens.values()
+    if not isinstance(calibration.origin, str | None):
+        raise ValueError("where the speeds come from is told in words")
     if any(number is not None and not (isinstance(number, int | float) and number > 0) for number in numbers):
         raise ValueError("a calibration holds positive numbers")
     return calibration

@@ -5,7 +5,7 @@ for the next plan.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,17 @@ from pipeline.prepare.dry_run import load_of
 from pipeline.prepare.measured_speeds import remember
 from pipeline.prepare.prepare import Preparation
 from pipeline.records import Document
+from pipeline.system.machine_load import beside
+from pipeline.system.units import duration
 from pipeline.tasks.registry import kind_of
+from pipeline.tasks.throughput_meter import TaskSize
 
 
 def predict(
-    prepared: Preparation, sample: Sequence[Document], sizes: Sequence[tuple[int, int]]
+    prepared: Preparation, sample: Sequence[Document], sizes: Sequence[tuple[int, int]], busy_cores: float
 ) -> dict[str, Any]:
-    """Numbers for the works that are pending: ``sizes`` has (works, characters) of each task. Empty where
-    nothing can be said.
+    """Numbers for the works that are pending: ``sizes`` has (works, characters) of each task; others use
+    ``busy_cores`` of the machine meanwhile. Empty where nothing can be said.
     """
     if prepared.ground.cannot_plan is not None or not sample:
         return {}
@@ -40,8 +43,37 @@ def predict(
         "documents": sum(load.documents for load in loads),
         "sampled": len(sample),
         "speeds": prepared.ground.machine.rates.origin,
+        "busy_cores": busy_cores,
         "quantities": {quantity.name: quantity.value for quantity in found},
     }
+
+
+def sizes_by_task(
+    prepared: Preparation, sizes: Sequence[tuple[int, int]], foretold: Mapping[str, Any]
+) -> dict[str, TaskSize]:
+    """What is pending of each task, and the seconds that ``foretold`` (see ``predict``) gives it; none where
+    a rate of the machine is not known.
+    """
+    found = {}
+    told = foretold.get("quantities", {})
+    for task, (_, characters) in zip(prepared.tasks, sizes, strict=True):
+        name = task.job.name
+        seconds = [told.get(f"{name}: {part}") for part in ("reading", "writing")]
+        known = None if None in seconds else sum(seconds)
+        found[name] = TaskSize(characters, known or None)
+    return found
+
+
+def rests_on(foretold: Mapping[str, Any]) -> str:
+    """What the hours of a plan are, and what they rest on; empty where there are none."""
+    seconds = foretold.get("quantities", {}).get("work")
+    if seconds is None:
+        return ""
+    words = beside(foretold["busy_cores"])
+    return (
+        f"about {duration(seconds)} of work by the plan (speeds {foretold['speeds']})"
+        f"{f', made {words}' if words else ''}; the first minutes will tell"
+    )
 
 
 def learn(config: Config, prepared: Preparation, report: Path) -> None:

@@ -27,6 +27,7 @@ from pipeline.records import Document, Plan, Reject
 from pipeline.sources import read_source
 from pipeline.system.hardware import Hardware, existing_folder
 from pipeline.system.hardware_rates import measured_rates, with_rates
+from pipeline.system.machine_load import OthersLoad
 from pipeline.tasks import Task
 
 _READ_SECONDS = 60.0
@@ -77,6 +78,7 @@ def look(config: Config, machine: Hardware | None = None, *, measure_machine: bo
     """Everything that can be said before the night. ``machine``: one that is not this one. Raises
     ConfigError.
     """
+    others = OthersLoad()
     backend = open_backend(config)
     resolved = resolve(config, backend, {})
     if machine is not None and config.model.dtype == "auto":
@@ -100,6 +102,11 @@ def look(config: Config, machine: Hardware | None = None, *, measure_machine: bo
         found.refused = str(error)
     if ground.cannot_plan is None:
         found.forecast = found.ground.decide(found.loads)
+    if machine is None and others.words:
+        found.remarks.append(
+            f"this plan was made {others.words}: the times hold where nothing else runs, and a run sets them "
+            f"right by its first minutes"
+        )
     return found
 
 

@@ -16,7 +16,7 @@ from pipeline.config import Config
 from pipeline.engine.registry import open_backend
 from pipeline.errors import EXIT_DONE, EXIT_SOME_FAILED, OvernightError, StoppedEarly
 from pipeline.prepare.dry_run import DocumentSampler, longest_row
-from pipeline.prepare.predict import predict
+from pipeline.prepare.predict import predict, rests_on, sizes_by_task
 from pipeline.prepare.prepare import Preparation, prepare, resolve
 from pipeline.records import Document, Progress, Reject
 from pipeline.results.after_run import check_configured
@@ -38,8 +38,10 @@ from pipeline.sources import read_source
 from pipeline.stores.ledger.ledger import Ledger
 from pipeline.stores.ledger.queries import Status
 from pipeline.system.atomic_write import failing_disk_stops
+from pipeline.system.machine_load import OthersLoad
 from pipeline.system.run_directory import RunDirectory
 from pipeline.system.stop_signal import StopSignal
+from pipeline.tasks.throughput_meter import ThroughputMeter
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,7 @@ class Night:
         self._watchdog = watchdog
         self._stop = stop
         self._observer = observer
+        self._others = OthersLoad()
         self._closing = Closing(config, directory, session)
         self._chosen = chosen  # the first so many documents, those of one id
         self._guard = ResourceGuard(
@@ -217,9 +220,13 @@ class Night:
         sizes = self._pending_sizes()
         if not any(works for works, _ in sizes):
             return
-        self._session.annotate(forecast=predict(prepared, sampler.sample, sizes))
-        works, characters = map(sum, zip(*sizes, strict=True))
-        progress = WorkProgress(self._observer, works, characters)
+        foretold = predict(prepared, sampler.sample, sizes, self._others.busy_cores)
+        self._session.annotate(forecast=foretold)
+        if told := rests_on(foretold):
+            self._say_reading(told)
+        pace = ThroughputMeter(sizes_by_task(prepared, sizes, foretold))
+        works = sum(works for works, _ in sizes)
+        progress = WorkProgress(self._observer, works, pace, self._session.annotate)
         in_doubt = InDoubt(self._session, progress, self._config.run.max_attempts)
         loop = WorkLoop(
             self._session,

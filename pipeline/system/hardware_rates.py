@@ -22,8 +22,12 @@ from typing import Any
 from pipeline.errors import StoppedEarly
 from pipeline.system.atomic_write import replace_file
 from pipeline.system.hardware import Hardware, Rates, existing_folder, usable_cores
+from pipeline.system.machine_load import OthersLoad
+
+MEASURED_HERE = "measured here"
 
 _FORMAT = 2
+_LOOK_SECONDS = 0.3
 _COPY_BYTES = 128 * 2**20
 _FILE_BYTES = 64 * 2**20
 _MATMUL_SIDE = 1024
@@ -40,7 +44,7 @@ def measured_rates(
     again: bool = False,
 ) -> Rates:
     """Rates of this machine, from ``cache_folder``/hardware.json if they were measured on it before, else
-    measured now.
+    measured now; those that were measured beside other programs are measured again once there are none.
 
     ``scratch_folder`` is where the disk is tried (64 MiB, removed again). Never raises for a disk that is
     full or read-only: that rate is then None. ``cards``: names of the graphics cards that compute, of which
@@ -49,9 +53,12 @@ def measured_rates(
     """
     key, path = machine_key(scratch_folder, dtype, cards), cache_folder / "hardware.json"
     kept = _read(path)
-    if not again and key in kept and (known := _rates(kept[key])) is not None:
+    known = _rates(kept[key]) if key in kept and not again else None
+    if known is not None and (known.origin == MEASURED_HERE or _is_busy()):
         return known
+    others = OthersLoad()
     found = _measure(scratch_folder, dtype, on_card=bool(cards))
+    found = replace(found, origin=f"{found.origin} {others.words}".rstrip())
     if not cards:
         found = replace(found, dequantize_weights_per_second=unpacking(dtype))
     kept[key] = asdict(found)
@@ -90,6 +97,13 @@ def machine_key(scratch_folder: Path | None, dtype: str, cards: Sequence[str] = 
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
+def _is_busy() -> bool:
+    """Whether other programs keep the machine busy now, so that measuring again would tell nothing better."""
+    others = OthersLoad()
+    time.sleep(_LOOK_SECONDS)
+    return others.busy_cores > 0
+
+
 def with_rates(hardware: Hardware, rates: Rates) -> Hardware:
     """The same machine, its speeds known."""
     return replace(hardware, rates=rates)
@@ -102,7 +116,7 @@ def _measure(scratch_folder: Path, dtype: str, *, on_card: bool) -> Rates:
     read, write = _disk(scratch_folder)
     links: dict[str, Any] = _links(device) if device.type == "cuda" else {}
     return Rates(
-        origin="measured here",
+        origin=MEASURED_HERE,
         memory_bytes_per_second=_memory(device),
         matmul_per_second=_matmul(device, dtype),
         disk_read_bytes_per_second=read,

@@ -40,10 +40,15 @@ class _Underway:
     out: int = 0
     share: float = 1.0
     read_characters: float = 0.0
+    read_tokens: int = 0
     compute_seconds: float = 0.0
     largest_batch: int = 1
     placement: str = "device"
     notes: dict[str, None] = field(default_factory=dict)
+
+    def characters_of(self, step: Step) -> float:
+        """What a reply to ``step`` means for the document that is to be read."""
+        return self.share * (step.span[1] - step.span[0]) if step.span else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,15 @@ def _next_steps(
     if failure is not None:
         return generator.throw(failure)
     return next(generator) if replies is None else generator.send(replies)
+
+
+def _share(work: _Underway) -> float:
+    """Of each character that the steps asked now have read, what counts: parts may overlap, or each be the
+    whole text. Several parts leave as much as one of them to what is made of them in the end.
+    """
+    lengths = [step.span[1] - step.span[0] for step in work.steps if step.span]
+    once = min(1.0, len(work.document.text) / sum(lengths)) if any(lengths) else 1.0
+    return once * len(lengths) / (len(lengths) + 1) if len(lengths) > 1 else once
 
 
 class TaskDriver:
@@ -149,10 +163,20 @@ class TaskDriver:
         return kept
 
     def _count(self, work: _Underway, step: Step, generation: Generation) -> None:
-        """Tell the pace. A text that is read several times over (once a label) counts once."""
-        characters = work.share * (step.span[1] - step.span[0]) if step.span else 0.0
+        """Tell the pace. A text that is read several times over (once a label) counts once; what was found in
+        a cache was not read.
+        """
+        characters = work.characters_of(step)
         work.read_characters += characters
-        self._pace.read(characters, generation.prompt_tokens + len(generation.token_ids))
+        cached_tokens = 0
+        if generation.computed_tokens is not None:
+            cached_tokens = max(0, generation.prompt_tokens - generation.computed_tokens)
+        prompt = step.prompt
+        if step.span:
+            of_document = min(max(0, cached_tokens - prompt.prefix_tokens), prompt.document_tokens)
+            work.read_tokens += prompt.document_tokens - of_document
+        computed = generation.prompt_tokens - cached_tokens + len(generation.token_ids)
+        self._pace.read(work.task.job.name, characters, computed)
 
     def _ended_in_parts(self) -> bool:
         """Whether the document that has just landed was answered in parts: its last reply is kept too, so
@@ -215,8 +239,10 @@ class TaskDriver:
                         if step.key in work.recorded
                     }
                 work.unasked = deque(index for index in range(len(work.steps)) if index not in work.replies)
-                spans = sum(step.span[1] - step.span[0] for step in work.steps if step.span)
-                work.share = min(1.0, len(work.document.text) / spans) if spans else 1.0
+                work.share = _share(work)
+                recorded = sum(work.characters_of(work.steps[index]) for index in work.replies)
+                work.read_characters += recorded
+                self._pace.skipped(work.task.job.name, recorded)
                 if work.unasked:
                     self._ready.append(work_id)
                     return
@@ -252,7 +278,11 @@ class TaskDriver:
         del self._works[work_id]
         if answer is not None and work.notes:
             answer = replace(answer, notes=(*answer.notes, *work.notes))
-        self._pace.skipped(len(work.document.text) - work.read_characters)
+        task, left = work.task.job.name, len(work.document.text) - work.read_characters
+        if answer is not None and left > 0:
+            self._pace.read(task, left, 0)
+        else:
+            self._pace.skipped(task, left)
         self._landed.append(
             Outcome(
                 task=work_id[0],
@@ -263,5 +293,6 @@ class TaskDriver:
                 seconds=work.compute_seconds,
                 placement=work.placement,
                 batch_rows=work.largest_batch,
+                read_tokens=work.read_tokens,
             )
         )

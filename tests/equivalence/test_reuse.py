@@ -137,11 +137,15 @@ def test_a_second_task_in_another_process_loads_what_the_first_has_read(family: 
         asked(2, 20, Decode(NEW_TOKENS)),
     )
     with shelf_in(tmp_path) as session:
-        check_scores(model, first, answers(model, session, first))
+        read = answers(model, session, first)
+        check_scores(model, first, read)
+        assert [one.computed_tokens for one in read] == [one.prompt_tokens for one in read]
         assert session.tally.loaded == 0
         assert session.store.counters.stored == len(DOCUMENTS)
     with shelf_in(tmp_path) as session:
-        check_scores(model, second, answers(model, session, second))
+        loaded = answers(model, session, second)
+        check_scores(model, second, loaded)
+        assert {one.computed_tokens for one in loaded} == {len(QUESTIONS[1])}
         assert (session.tally.loaded, session.tally.computed_tokens) == (len(DOCUMENTS), 0)
         check_texts(model, third, answers(model, session, third))
         assert (session.tally.loaded, session.tally.computed_tokens) == (2 * len(DOCUMENTS), 0)
@@ -165,7 +169,11 @@ def test_several_questions_share_a_document_in_memory_without_a_store() -> None:
     requests = [
         request for question in range(3) for request in asked(question, 10 * question, Score(CONTINUATIONS))
     ]
-    check_scores(model, requests, answers(model, None, requests))
+    done = answers(model, None, requests)
+    check_scores(model, requests, done)
+    once = sum(len(HEAD) + len(document) for document in DOCUMENTS)
+    questions = sum(map(len, QUESTIONS)) * len(DOCUMENTS)
+    assert sum(one.computed_tokens or 0 for one in done) == once + questions
 
 
 def test_only_what_this_run_will_ask_again_is_stored(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from pipeline.stores.kv.files import used_bytes
 from tests.equivalence.equality import assert_equal_texts, reference_scores, reference_text
 from tests.equivalence.families import FAMILIES, RECURRENT, prompts, tiny_model
 from tests.equivalence.test_families import CONTINUATIONS, END_IDS
-from tests.equivalence.test_reuse import DOCUMENTS, NEW_TOKENS, PLAN, asked, shelf_in
+from tests.equivalence.test_reuse import DOCUMENTS, NEW_TOKENS, PLAN, QUESTIONS, asked, shelf_in
 
 MUST_PASS = (
     "llama (GQA)",
@@ -73,6 +73,8 @@ def test_answers_from_stored_caches(family: str, placement: str, tmp_path: Path)
         second = answers(model, session, texts, placement=placement)
         scored = answers(model, session, scores, placement=placement)
         assert (session.tally.loaded, session.tally.computed_tokens) == (2 * len(DOCUMENTS), 0)
+    assert [one.computed_tokens for one in first] == [one.prompt_tokens for one in first]
+    assert {one.computed_tokens for one in second} == {len(QUESTIONS[0])}
     expected = [reference_text(model, request.ids, END_IDS, NEW_TOKENS) for request in texts]
     for done in (first, second):
         assert assert_equal_texts(expected, [generation.token_ids for generation in done]) <= 1

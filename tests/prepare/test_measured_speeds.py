@@ -10,8 +10,9 @@ import pytest
 
 from pipeline.config import Config, parse_config
 from pipeline.planner.roofline import Speed, decode_step, prefill_seconds
-from pipeline.prepare.measured_speeds import MeasuredSpeeds, calibrated, recall, remember
+from pipeline.prepare.measured_speeds import MeasuredSpeeds, calibrated, measured_by, recall, remember
 from pipeline.system.hardware_spec import described
+from pipeline.system.machine_load import OthersLoad
 from tests.planner.known_models import known_shape
 
 
@@ -86,3 +87,22 @@ def test_the_plan_obeys_what_was_measured() -> None:
     assert 16 / step.seconds == pytest.approx(120)
     fewer = decode_step(demo, speed, quantization="none", dtype="float32", rows=1, tokens=500)
     assert fewer.seconds <= step.seconds
+
+
+def test_what_speeds_rest_on_is_said() -> None:
+    class Busy(OthersLoad):
+        busy_cores = 1.5
+
+    remember(
+        config(),
+        "float32",
+        prefill_tokens_per_second=300.0,
+        prefill_at_tokens=400,
+        origin=measured_by("overnight bench", Busy()),
+    )
+    found = calibrated(described(ram="8GiB"), recall(config(), "float32")).rates
+    assert found.origin.startswith("measured with this model by overnight bench, 20")
+    assert ", while other programs used 1.5 of " in found.origin
+    assert found.prefill_tokens_per_second == 300
+    without = calibrated(described(ram="8GiB"), MeasuredSpeeds(prefill_tokens_per_second=300.0))
+    assert without.rates.origin == "measured with this model"  # kept by an earlier version

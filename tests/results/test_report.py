@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from markdown_it import MarkdownIt
 
-from pipeline.records import Decode, EncodedPrompt, Failure, Generation, Outcome, Step
+from pipeline.records import Answer, Decode, EncodedPrompt, Failure, Generation, Outcome, Step
 from pipeline.results.report import build_report, render_markdown, write_report
 from pipeline.results.report.tasks import Reasons
 from pipeline.stores.ledger.ledger import Ledger
@@ -257,6 +257,41 @@ def test_plan_and_machine_are_those_of_the_last_run_that_loaded(ledger: Ledger) 
     assert "- said once" in text
     ledger.end_run(second, 75, "a signal")
     assert "The last run ended early: a signal (exit code 75)." in render_markdown(build_report(ledger))
+
+
+def test_what_the_plan_rests_on_and_what_the_first_minutes_made_of_it(ledger: Ledger) -> None:
+    run = ledger.begin_run({})
+    speeds = "measured with this model by overnight bench, 2026-12-01 01:00:00"
+    forecast = {"quantities": {"work": 3600.0}, "documents": 10, "sampled": 5, "speeds": speeds}
+    ledger.annotate_run(run, loaded={}, waiting={"seconds": 7200.0, "waited_seconds": 1.0}, forecast=forecast)
+    ledger.end_run(run, 0, "done")
+    assert f"Speeds {speeds}; lengths by a sample of 5 documents.\n" in render_markdown(build_report(ledger))
+    pace = {"after_seconds": 120.0, "planned_seconds": 3600.0, "expected_seconds": 6540.0}
+    ledger.annotate_run(run, forecast={**forecast, "busy_cores": 1.5}, pace=pace)
+    text = render_markdown(build_report(ledger))
+    assert "; planned while other programs used 1.5 of " in text
+    assert "By the pace of its first 2 min the work takes 1 h 49 min; the plan said 60 min." in text
+
+
+def test_what_a_cache_gave_is_no_reading_speed(ledger: Ledger) -> None:
+    """Two documents of 1,000 tokens in ten seconds; of the second all but 10 were in the store."""
+    rows = documents(2)
+    run = begun(ledger, rows)
+    keys = [row.key for row in rows]
+    ledger.mark(run, [("topic", key) for key in keys])
+    answer = Answer("world", "stop", tokens_in=1000, tokens_out=5)
+    outcomes = [
+        Outcome("topic", key, "done", answer, seconds=seconds, read_tokens=read)
+        for key, seconds, read in zip(keys, (9.0, 1.0), (1000, 10), strict=True)
+    ]
+    ledger.finish(run, outcomes)
+    report = build_report(ledger)
+    task = report["tasks"]["topic"]
+    assert (task["tokens_in"], task["tokens_computed"]) == (2000, 1010)
+    assert task["tokens_per_second"] == pytest.approx(102)
+    assert "2,000 tokens read (990 of them from caches or earlier attempts), 10 written" in render_markdown(
+        report
+    )
 
 
 def test_whatever_others_wrote_stays_text(ledger: Ledger, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from pipeline.engine.model.nf4 import unpacking_rate
 from pipeline.errors import ConfigError
+from pipeline.system import hardware_rates
 from pipeline.system.hardware import Hardware, Rates, available_ram_bytes, disk_of, probe
 from pipeline.system.hardware_datasheet import (
     CARDS,
@@ -25,6 +26,7 @@ from pipeline.system.hardware_datasheet import (
 )
 from pipeline.system.hardware_rates import machine_key, measured_rates, with_rates
 from pipeline.system.hardware_spec import described, read_hardware
+from pipeline.system.machine_load import OthersLoad
 
 GIB = 2**30
 
@@ -184,6 +186,43 @@ def test_typical_cards_grow_with_memory() -> None:
     assert typical_card(500 * GIB).memory_gib == 80
 
 
+class Quiet(OthersLoad):
+    """A machine on which nothing else runs."""
+
+    busy_cores = 0.0
+
+
+class Busy(OthersLoad):
+    busy_cores = 1.5
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware_rates, "OthersLoad", Quiet)
+
+
+def test_rates_say_beside_what_they_were_measured_and_are_measured_again_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured() -> Rates:
+        return measured_rates(tmp_path / "cache", tmp_path, unpacking=lambda _: None)
+
+    numbers = iter(range(1, 9))
+    monkeypatch.setattr(
+        hardware_rates, "_measure", lambda *_, **__: Rates("measured here", float(next(numbers)))
+    )
+    monkeypatch.setattr(hardware_rates, "OthersLoad", Busy)
+    first = measured()
+    assert first.origin.startswith("measured here while other programs used 1.5 of ")
+    assert measured() == first  # it would be no better now
+    monkeypatch.setattr(hardware_rates, "OthersLoad", Quiet)
+    second = measured()
+    assert (second.origin, second.memory_bytes_per_second) == ("measured here", 2)
+    monkeypatch.setattr(hardware_rates, "OthersLoad", Busy)
+    assert measured() == second
+
+
+@pytest.mark.usefixtures("quiet")
 def test_rates_are_measured_once_and_kept(tmp_path: Path) -> None:
     first = measured_rates(tmp_path / "cache", tmp_path / "scratch", unpacking=unpacking_rate)
     assert first.memory_bytes_per_second is not None
@@ -203,6 +242,7 @@ def test_rates_are_measured_once_and_kept(tmp_path: Path) -> None:
     "content",
     ["", "{", "[]", '{"format": 99, "machines": {}}', '{"format": 2, "machines": {"KEY": {"origin": "x"}}}'],
 )
+@pytest.mark.usefixtures("quiet")
 def test_a_damaged_cache_is_measured_again(content: str, tmp_path: Path) -> None:
     (tmp_path / "hardware.json").write_text(content.replace("KEY", machine_key(tmp_path, "float32")))
     assert measured_rates(tmp_path, tmp_path, unpacking=unpacking_rate).origin == "measured here"

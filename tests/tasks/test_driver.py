@@ -8,6 +8,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,7 +27,7 @@ from pipeline.records import (
 from pipeline.tasks import Work
 from pipeline.tasks.base import ask
 from pipeline.tasks.driver import TaskDriver
-from pipeline.tasks.throughput_meter import ThroughputMeter
+from pipeline.tasks.throughput_meter import TaskSize, ThroughputMeter
 
 
 class Rounds:
@@ -208,7 +209,7 @@ def test_what_is_abandoned_is_gone_and_the_others_go_on() -> None:
 
 
 def test_the_pace_counts_parts_and_ends_at_nothing_left() -> None:
-    pace = ThroughputMeter(8)
+    pace = ThroughputMeter({"t": TaskSize(4), "spans": TaskSize(4)})
     assert pace.eta_seconds is None
     driver = TaskDriver(8, pace)
     driver.begin(Rounds([4]), document("a"), 1, {})  # four characters, no spans
@@ -219,7 +220,79 @@ def test_the_pace_counts_parts_and_ends_at_nothing_left() -> None:
     assert pace.eta_seconds > 0
     assert pace.tokens_per_second > 0
     driver.receive([reply(request) for request in requests[:-1]])
-    assert pace.eta_seconds == 0
+    assert pace.eta_seconds == pytest.approx(0)
+
+
+class Parts(Rounds):
+    """Reads a text in so many parts, then asks about what came of them."""
+
+    def __init__(self, parts: int) -> None:
+        super().__init__([parts], "parts")
+        self._parts = parts
+
+    def work(self, document: Document) -> Work:
+        size = len(document.text) // self._parts
+        spans = [(part * size, (part + 1) * size) for part in range(self._parts)]
+        yield from ask([Step(f"map/{span}", EncodedPrompt(span, 0, 2), Decode(4), span) for span in spans])
+        yield from ask([Step("reduce", EncodedPrompt((1, 2), 0, 0), Decode(4))])
+        return Answer("read", "stop", tokens_in=2 * self._parts, parts=self._parts)
+
+
+def long_document(parts: int) -> Document:
+    return Document("long", "x" * (10 * parts), Origin("f", 1))
+
+
+def test_a_long_document_counts_by_its_parts_and_is_not_done_before_they_are_put_together() -> None:
+    pace = ThroughputMeter({"parts": TaskSize(100)})
+    driver = TaskDriver(16, pace)
+    driver.begin(Parts(10), long_document(10), 1, {})
+    shares, left = [pace.share], [pace.eta_seconds]
+    for request in driver.requests():
+        driver.receive([reply(request)])
+        shares.append(pace.share)
+        left.append(pace.eta_seconds)
+    assert shares == sorted(set(shares))
+    assert 0.9 < shares[-1] < 1
+    assert left[-1] is not None
+    assert left[-1] > 0  # the merge is still to come
+    driver.receive([reply(request) for request in driver.requests()])
+    assert driver.landed()[0].answer is not None
+    assert (pace.share, pace.eta_seconds) == pytest.approx((1, 0))
+
+
+def test_parts_of_an_earlier_run_are_behind_it_and_no_speed() -> None:
+    first = TaskDriver(16)
+    first.begin(Parts(10), long_document(10), 1, {})
+    recorded = {
+        kept.step.key: kept.generation
+        for request in first.requests()[:5]
+        for kept in first.receive([reply(request, prompt_tokens=1000)])
+    }
+    pace = ThroughputMeter({"parts": TaskSize(100)})
+    second = TaskDriver(16, pace)
+    second.begin(Parts(10), long_document(10), 2, recorded)
+    assert 0.4 < pace.share < 0.5
+    assert (pace.tokens_per_second, pace.eta_seconds) == (0, None)
+
+
+def test_what_a_cache_gave_was_not_read() -> None:
+    """Of twelve tokens, four of instructions and six of the document, some were there."""
+    pace = ThroughputMeter({"t": TaskSize(10)})
+    driver = TaskDriver(8, pace)
+
+    class Shared(Rounds):
+        def work(self, document: Document) -> Work:
+            prompt = EncodedPrompt(tuple(range(12)), 4, 6)
+            yield from ask([Step("one", prompt, Decode(4), (0, len(document.text)))])
+            return Answer("read", "stop", tokens_in=6)
+
+    for name, computed, read in (("a", None, 6), ("b", 5, 3), ("c", 1, 0), ("d", 9, 6)):
+        driver.begin(Shared([1]), document(name), 1, {})
+        (request,) = driver.requests()
+        driver.receive([reply(request, prompt_tokens=12, computed_tokens=computed)])
+        assert driver.landed()[0].read_tokens == read
+    tokens = 12 + 5 + 1 + 9 + 4 * len(reply(request).token_ids)
+    assert round(pace.tokens_per_second * pace.worked_seconds) == tokens
 
 
 class Spans(Rounds):

@@ -71,6 +71,7 @@ class PackedEngine:
         self._scheduler = Scheduler(budget)
         self._requests: dict[int, Request] = {}
         self._running: dict[int, Running] = {}
+        self._read_for: dict[int, int] = {}  # tokens of beginnings, by the request that had them computed
         self._made_for: set[int] = set()
         self._under_way: PassResults | None = None
         self._read_at = 0.0
@@ -215,6 +216,7 @@ class PackedEngine:
             held = self._cache.read_document(beginning, request, others)
             self._made_for.add(admission.reader)
         computed = self._cache.read_tokens()
+        self._read_for[admission.reader] = self._read_for.get(admission.reader, 0) + computed
         self._scheduler.has_read(admission.reader, held=held, computed_tokens=computed)
 
     def _start(self, number: int) -> None:
@@ -285,7 +287,7 @@ class PackedEngine:
         answer = found.running.answer.take_in(found.token, found.targets, found.state)
         if answer is not None:
             # first of all: whatever fails while it leaves, it is answered
-            finished.append(_generation(found.running, answer))
+            finished.append(_generation(found.running, self._read_for.get(number, 0), answer))
             self._leave(number)
 
     # ── leaving ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -297,6 +299,7 @@ class PackedEngine:
         last = self._scheduler.forget(number)
         del self._requests[number]
         self._made_for.discard(number)
+        self._read_for.pop(number, None)
         if last and document is not None:
             self._cache.finish(document.key)
 
@@ -325,11 +328,13 @@ class PackedEngine:
             free_memory()
 
 
-def _generation(running: Running, answer: Mapping[str, Any]) -> Generation:
+def _generation(running: Running, read_tokens: int, answer: Mapping[str, Any]) -> Generation:
+    """``read_tokens`` of the beginning that it shares were computed on its account."""
     request = running.request
     return Generation(
         request.request_id,
         prompt_tokens=len(request.ids),
+        computed_tokens=len(request.ids) - running.row.start + read_tokens,
         seconds=running.seconds,
         batch_rows=running.company,
         **answer,

@@ -201,10 +201,16 @@ class StaticEngine:
         else:
             seconds = (time.perf_counter() - started) / len(batch)
             return [
-                generation_of(request, reply, settings.placement, len(batch), seconds)
+                replace(
+                    generation_of(request, reply, settings.placement, len(batch), seconds),
+                    computed_tokens=len(request.ids) - self._found_tokens(request),
+                )
                 for request, reply in zip(batch, replies, strict=True)
             ]
         return failure
+
+    def _found_tokens(self, request: Request) -> int:
+        return 0 if self.stages is None else self.stages.found_tokens(request)
 
     def _replies(
         self, batch: Sequence[Request], settings: PassLimits

@@ -64,6 +64,7 @@ class StagedPrefill:
         self._unfinished: list[
             tuple[tuple[int, ...], bool]
         ] = []  # documents with checkpoints whose questions are being answered
+        self._found_tokens: dict[int, int] = {}
         self._joins = can_join(make_cache(forward.config, "device", forward.device))
 
     def replies(
@@ -83,6 +84,10 @@ class StagedPrefill:
                 self._reuse.finish(key, keep=keep)
             return [answers[order.index(place)] for place in range(len(batch))]
 
+    def found_tokens(self, request: Request) -> int:
+        """Tokens of its prompt that an answered request has not computed; told once."""
+        return self._found_tokens.pop(request.request_id, 0)
+
     def _found(self, batch: Sequence[Request]) -> tuple[list[int], deque[_Cached]]:
         """Places in ``batch`` of what is worth a stage of its own, and what is known of each; nothing else
         holds that.
@@ -94,6 +99,7 @@ class StagedPrefill:
             if cached is not None:
                 alone.append(place)
                 found.append(cached)
+                self._found_tokens[request.request_id] = cached.tokens
         return alone, found
 
     def _stored(self, request: Request) -> _Cached | None:

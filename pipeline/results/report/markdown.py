@@ -9,6 +9,7 @@ from typing import Any
 
 from pipeline.results.report.evaluation import render_evaluation
 from pipeline.results.report.markdown_table import table
+from pipeline.results.report.plan_vs_actual import estimated_again
 from pipeline.system.escape import escape
 from pipeline.system.units import amount, duration
 from pipeline.tasks.registry import answers_of
@@ -103,8 +104,11 @@ def _task(name: str, task: Mapping[str, Any]) -> list[str]:
 
 
 def _speed(task: Mapping[str, Any]) -> str:
+    found = task["tokens_in"] - task["tokens_computed"]
+    known = f" ({found:,} of them from caches or earlier attempts)" if found > 0 else ""
     text = (
-        f"{task['tokens_in']:,} tokens read, {task['tokens_out']:,} written, "
+        f"{task['tokens_in']:,} tokens read{known}, "
+        f"{task['tokens_out']:,} written, "
         f"{duration(task['working_seconds'])} of work"
     )
     if task["tokens_per_second"] is None:
@@ -230,7 +234,11 @@ def _outcome(outcome: Mapping[str, Any] | None) -> list[str]:
         )
         for line in outcome["lines"]
     ]
-    head = f"Speeds {escape(outcome['speeds'])}; lengths by a sample of {outcome['sampled']:,} documents."
+    head = f"Speeds {escape(outcome['speeds'])}; lengths by a sample of {outcome['sampled']:,} documents"
+    head += f"; planned {escape(outcome['planned'])}." if outcome["planned"] else "."
+    if outcome["pace"] is not None:
+        told = estimated_again(**outcome["pace"])
+        head += f" {told[0].upper()}{told[1:]}."
     return [
         "## Plan and outcome",
         "",

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pipeline.system.machine_load import beside
+from pipeline.system.units import duration
+
 
 def compared(facts: Mapping[str, Any], *, complete: bool) -> dict[str, Any]:
     """Lines of (name, predicted, measured, ratio). Times of all the work are only compared where the run came
@@ -40,7 +43,14 @@ def compared(facts: Mapping[str, Any], *, complete: bool) -> dict[str, Any]:
             _line("works an hour", "documents an hour", rate, documents / seconds * 3600 if seconds else None)
         )
     known = [line for line in lines if line["predicted"] is not None or line["measured"] is not None]
-    return {"lines": known, "speeds": facts["forecast"]["speeds"], "sampled": facts["forecast"]["sampled"]}
+    forecast = facts["forecast"]
+    return {
+        "lines": known,
+        "speeds": forecast["speeds"],
+        "sampled": forecast["sampled"],
+        "planned": beside(forecast.get("busy_cores", 0.0)),  # runs of earlier versions did not look
+        "pace": facts.get("pace"),
+    }
 
 
 def _line(name: str, unit: str, predicted: float | None, measured: float | None) -> dict[str, Any]:
@@ -54,4 +64,12 @@ def _sum(told: Mapping[str, Any], *names: str) -> float | None:
         None
         if any(value is None for value in values)
         else sum(value for value in values if value is not None)
+    )
+
+
+def estimated_again(after_seconds: float, planned_seconds: float, expected_seconds: float) -> str:
+    """What the first minutes say about the hours."""
+    return (
+        f"by the pace of its first {duration(after_seconds)} the work takes {duration(expected_seconds)}; "
+        f"the plan said {duration(planned_seconds)}"
     )

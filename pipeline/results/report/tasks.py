@@ -100,6 +100,7 @@ class TaskFacts:
     def _add_answer(self, row: Mapping[str, Any]) -> None:
         for name in ("tokens_in", "tokens_out", "tokens_dropped"):
             self._sums[name] += row[name]
+        self._sums["tokens_computed"] += row["computed"]
         self._sums["documents_cut"] += row["tokens_dropped"] > 0
         self._counts["finish_reasons"][str(row["finish_reason"])] += 1
         self._counts["notes"].update(row["notes"] or ())
@@ -135,7 +136,7 @@ class TaskFacts:
 
     def facts(self) -> dict[str, Any]:
         """Everything as plain values."""
-        tokens = self._sums["tokens_in"] + self._sums["tokens_out"]
+        tokens = self._sums["tokens_computed"] + self._sums["tokens_out"]
         done = self._states["done"]
         facts: dict[str, Any] = {
             "kind": self._task.job.kind,
@@ -144,7 +145,7 @@ class TaskFacts:
             "states": self._states,
             **{
                 name: self._sums[name]
-                for name in ("tokens_in", "tokens_out", "tokens_dropped", "documents_cut")
+                for name in ("tokens_in", "tokens_computed", "tokens_out", "tokens_dropped", "documents_cut")
             },
             "working_seconds": self._seconds,
             "tokens_per_second": tokens / self._seconds if self._seconds else None,

@@ -33,6 +33,7 @@ from pipeline.stores.ledger.schema import (
     features,
     meta,
     metadata,
+    reading,
     replies,
     results,
     runs,
@@ -95,6 +96,9 @@ _BLAME = (
 )
 _KEEP_RESULT = insert(results).prefix_with("OR REPLACE")
 _KEEP_REPLY = insert(replies).prefix_with("OR REPLACE")
+_FORGET_READING = reading.delete().where(
+    reading.c.task_id == sa.bindparam("of_task"), reading.c.key == sa.bindparam("of_key")
+)
 _KEEP_FEATURES = insert(features).prefix_with("OR REPLACE")
 
 
@@ -327,9 +331,23 @@ class Ledger(LedgerReader):
                 ]
                 if states:
                     connection.execute(_KEEP_FEATURES, states)
+                self._keep_reading(connection, rows)
                 self._close_attempts(
                     connection, [(task, outcome.key, outcome.state) for task, outcome in rows], now
                 )
+
+    @staticmethod
+    def _keep_reading(connection: sa.Connection, rows: Sequence[tuple[int, Outcome]]) -> None:
+        """How much of each document was computed, where that is not all that its answer has read."""
+        mine = [{"of_task": task, "of_key": outcome.key} for task, outcome in rows]
+        connection.execute(_FORGET_READING, mine)
+        found = [
+            {"task_id": task, "key": outcome.key, "computed_tokens": outcome.read_tokens}
+            for task, outcome in rows
+            if outcome.answer is not None and outcome.read_tokens not in (None, outcome.answer.tokens_in)
+        ]
+        if found:
+            connection.execute(reading.insert(), found)
 
     def _in_state(
         self, connection: sa.Connection, works: Sequence[WorkId], states: Sequence[str]

@@ -17,6 +17,7 @@ from pipeline.stores.ledger.schema import (
     features,
     inputs,
     inventories,
+    reading,
     rejects,
     replies,
     results,
@@ -452,11 +453,13 @@ def task_results(
     connection: sa.Connection, task: int, *, scores: bool = False
 ) -> Iterator[Mapping[str, Any]]:
     """Results of a task's present works: what reports need of every row, with ``state``, ``characters``, the
-    ``attempts`` made, and how many characters the steps of a document in parts ``covered``. Raw texts and,
-    unless wanted, ``scores`` and features, the bulk of a row, stay away; so do ids, which are asked for with
-    ``some_id`` where they are shown.
+    ``attempts`` made, how many of the document's tokens were ``computed`` for it, and how many characters the
+    steps of a document in parts ``covered``. Raw texts and, unless wanted, ``scores`` and features, the bulk
+    of a row, stay away; so do ids, which are asked for with ``some_id`` where they are shown.
     """
-    joined = work.join(results, (results.c.task_id == work.c.task_id) & (results.c.key == work.c.key))
+    joined = work.join(
+        results, (results.c.task_id == work.c.task_id) & (results.c.key == work.c.key)
+    ).outerjoin(reading, (reading.c.task_id == work.c.task_id) & (reading.c.key == work.c.key))
     shown: list[sa.ColumnElement[Any]] = [
         column for column in results.c if column.name != "raw" and (scores or column.name != "scores")
     ]
@@ -466,6 +469,7 @@ def task_results(
         work.c.characters.label("covered"),
         work.c.document_key,
         work.c.attempts,
+        sa.func.coalesce(reading.c.computed_tokens, results.c.tokens_in).label("computed"),
     )
     if scores:
         joined, state = _with_features(connection, joined)

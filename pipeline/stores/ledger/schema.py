@@ -195,6 +195,17 @@ replies = Table(
     sqlite_with_rowid=False,
 )
 
+# Of documents of which some tokens were found in a cache: those that were computed, in the result's seconds.
+reading = Table(
+    "reading",
+    metadata,
+    Column("task_id", Integer, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("computed_tokens", Integer, nullable=False),
+    PrimaryKeyConstraint("task_id", "key"),
+    sqlite_with_rowid=False,
+)
+
 # What the model made of a document (float16), apart from the results so that those are read fast.
 features = Table(
     "features",
