@@ -10,6 +10,7 @@ from pipeline.engine.model.environment_checks import Finding, check_environment
 from pipeline.errors import OvernightError
 from pipeline.prepare.preview import Preview, look
 from pipeline.records import Reject
+from pipeline.results.outputs import check_outputs, configured
 from pipeline.sources import read_source, source_files
 from pipeline.system.hardware import disk_of
 from pipeline.system.run_directory import RunDirectory
@@ -36,6 +37,7 @@ def examine(config: Path | None, overrides: Sequence[str] = ()) -> list[Finding]
 def _examine_config(config: Config) -> Iterator[Finding]:
     yield from _try("run directory", _directory, config)
     yield from _try("source", _source, config)
+    yield from _try("output", _outputs, config)
     yield from _try("model", _night, config)
 
 
@@ -48,6 +50,11 @@ def _try(name: str, examine_one: Callable[[Config], Iterator[Finding]], config: 
 
 def _directory(config: Config) -> Iterator[Finding]:
     RunDirectory(config.run.directory).check()
+    yield from ()
+
+
+def _outputs(config: Config) -> Iterator[Finding]:
+    check_outputs(config, configured(config))
     yield from ()
 
 

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows import night as stages
+from pipeline.cli.doctor import examine
 from pipeline.config import load_config
 from pipeline.errors import ConfigError
 from pipeline.results.export.layout import Layout, Output
@@ -79,6 +80,16 @@ def test_options_that_say_nothing_or_too_much_are_refused(
     assert ended.value.code == 2
     said = capsys.readouterr()
     assert words in said.out + said.err
+
+
+def test_doctor_refuses_the_table_that_a_run_would_refuse(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text("name,salary\nAda,1\n")
+    night = a_night(tmp_path, str(tmp_path / "mine.csv"))
+    (found,) = [finding for finding in examine(night.config) if finding.name == "output"]
+    assert found.level == "stop"
+    assert "mine.csv exists and is not an earlier export of this run" in found.sentence
+    done = night.run("-q")
+    assert (done.returncode, done.stderr) == (2, f"overnight: {found.sentence}\n")
 
 
 def test_a_file_that_both_name_is_written_once_as_the_command_line_says(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
@@ -47,6 +48,8 @@ def path_keys(section: type[BaseModel], place: Place = ()) -> list[Place]:
                 found += path_keys(kinds()[task["kind"]].section, ("tasks", index))
         elif isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
             found += path_keys(info.annotation, here)
+        elif get_origin(info.annotation) is list and issubclass(get_args(info.annotation)[0], BaseModel):
+            found += path_keys(get_args(info.annotation)[0], (*here, 0))
         elif marked(type_of(info)):
             found.append(here)
     return found
@@ -58,8 +61,9 @@ PATHS = path_keys(Config)
 def with_path(place: Place, value: Any) -> Config:
     raw: Any = json.loads(json.dumps(BASE))
     node = raw
-    for part in place[:-1]:
-        node = node.setdefault(part, {}) if isinstance(node, dict) else node[part]
+    for part, inside in pairwise(place):
+        empty: Any = [{}] if inside == 0 else {}
+        node = node.setdefault(part, empty) if isinstance(node, dict) else node[part]
     node[place[-1]] = value
     return parse_config(raw)
 
@@ -86,6 +90,7 @@ def test_every_key_that_speaks_of_a_file_or_folder_is_a_path() -> None:
         "kv_cache.store.path",
         "source.path",
         "run.directory",
+        "run.output.path",
         "tasks.gold",
         "tasks.examples",
     }
