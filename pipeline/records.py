@@ -357,7 +357,7 @@ class Outcome:
     read_tokens: int | None = None
 
 
-Stage = Literal["starting", "reading", "loading", "working", "reporting"]
+Stage = Literal["starting", "remark", "reading", "loading", "working", "reporting"]
 WORKING: Stage = "working"
 
 

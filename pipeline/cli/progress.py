@@ -49,6 +49,9 @@ def _bar(beginning: str) -> Iterator[Observer]:
         line = bar.add_task(beginning, total=None, facts="")
 
         def observe(report: Report) -> None:
+            if report.stage == "remark":  # stays above the bar
+                bar.console.print(report.message, markup=False)
+                return
             label = report.message or report.stage
             bar.update(
                 line,
@@ -70,7 +73,7 @@ class _Lines:
 
     def __call__(self, report: Report) -> None:
         now = time.monotonic()
-        if report.stage == self._stage and now - self._last < _LINE_SECONDS:
+        if report.stage == self._stage != "remark" and now - self._last < _LINE_SECONDS:
             return
         self._stage, self._last = report.stage, now
         print(f"{time.strftime('%H:%M:%S')} {where(report)}", file=sys.stderr, flush=True)

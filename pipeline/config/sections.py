@@ -213,7 +213,12 @@ class SourceConfig(_Section):
         None, description="in a .json file, the key that holds the list of records"
     )
     subset: str | None = Field(None, description="configuration name of a Hub dataset")
-    split: str = Field("train", description="split of a Hub dataset, or of a saved one")
+    split: str | None = Field(
+        None,
+        description="split of a dataset: on the Hub, saved, or in a folder, where the dataset's card or the "
+        "names of files and folders tell (train, test, validation); null: train on the Hub and of a saved "
+        "one, else all files",
+    )
     revision: str | None = Field(
         None, description="branch, tag or commit of a Hub dataset; null: its default branch"
     )

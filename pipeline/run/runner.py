@@ -34,7 +34,7 @@ from pipeline.run.work_loop import WorkLoop
 from pipeline.run.work_queue import WorkItem, by_document
 from pipeline.run.worker import StartWorker
 from pipeline.run.worker_pool import WorkerPool, local_workers
-from pipeline.sources import read_source
+from pipeline.sources import read_source, source_remarks
 from pipeline.stores.ledger.ledger import Ledger
 from pipeline.stores.ledger.queries import Status
 from pipeline.system.atomic_write import failing_disk_stops
@@ -174,6 +174,8 @@ class Night:
         sample of it.
         """
         sampler = DocumentSampler()
+        for remark in source_remarks(self._config.source):
+            tell(self._observer, Progress("remark", message=remark))
         self._say_reading("reading the inputs")
         intake = read_in(
             sampler.watch(self._source()),

@@ -15,12 +15,13 @@ from pathlib import Path
 from pipeline.config import SourceConfig
 from pipeline.errors import SourceError
 from pipeline.records import Document, FieldValue, Origin, Reject
-from pipeline.sources.files import SourceFile, expand, is_hub, is_saved
+from pipeline.sources.files import SourceFile, is_hub, is_saved
+from pipeline.sources.folder import meant
 from pipeline.sources.grouping import join_groups
 from pipeline.sources.rows import Raw, Wanted, mend, read_fields, read_id, to_document, wanted
 from pipeline.sources.streams import DamagedFile
 
-__all__ = ["read_columns", "read_source", "read_values", "source_files"]
+__all__ = ["read_columns", "read_source", "read_values", "source_files", "source_remarks"]
 
 
 def read_source(config: SourceConfig, fields: Collection[str] = ()) -> Iterator[Document | Reject]:
@@ -114,9 +115,24 @@ def source_files(config: SourceConfig) -> list[str]:
         elif not _is_hub(path, config):
             names += [
                 os.path.realpath(file.path) if file.filesystem is None else file.name
-                for file in expand(path, config)
+                for file in meant(path, config)[0]
             ]
     return list(dict.fromkeys(names))
+
+
+def source_remarks(config: SourceConfig) -> list[str]:
+    """What a person should know about which files are read; see ``folder``. Raises SourceError."""
+    remarks = []
+    for path in _paths(config):
+        about = [] if _is_saved(path, config) or _is_hub(path, config) else meant(path, config)[1]
+        if about:
+            shown = ", ".join(file.relative for file in about[:3])
+            more = f" and {len(about) - 3:,} more" if len(about) > 3 else ""
+            remarks.append(
+                f"{path}: the files of records are read, not what lies beside them ({shown}{more}); name "
+                f"those themselves to have them read, too"
+            )
+    return remarks
 
 
 def _read_paths(config: SourceConfig, want: Wanted) -> Generator[Raw | Reject, None, None]:
@@ -135,7 +151,7 @@ def _read_path(
     elif _is_saved(path, config):
         yield from _hub(path, config, want, saved=True)
     else:
-        for file in expand(path, config):
+        for file in meant(path, config)[0]:
             identity = os.path.realpath(file.path) if file.filesystem is None else file.name
             if identity not in seen:
                 seen.add(identity)

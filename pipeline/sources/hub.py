@@ -37,7 +37,7 @@ def read_hub(path: str, config: SourceConfig, want: Wanted) -> Iterator[Raw]:
 
     try:
         dataset = datasets.load_dataset(
-            name, config.subset, split=config.split, revision=config.revision, streaming=True
+            name, config.subset, split=_split(config), revision=config.revision, streaming=True
         )
     except Exception as error:  # noqa: BLE001 - the library and its transports raise many classes
         raise SourceError(f"cannot open the Hub dataset {name!r}: {_one_line(error)}; {_REMEDY}") from None
@@ -104,17 +104,22 @@ def read_saved(path: str, config: SourceConfig, want: Wanted) -> Iterator[Raw]:
             f"cannot read the saved dataset {path}: {_one_line(error)}; save it again with save_to_disk"
         ) from None
     if isinstance(dataset, dict):
-        if config.split not in dataset:
+        split = _split(config)
+        if split not in dataset:
             splits = ", ".join(map(str, dataset))
             raise SourceError(
-                f"the saved dataset {path} has no split {config.split!r} (splits: {splits}); set source.split"
+                f"the saved dataset {path} has no split {split!r} (splits: {splits}); set source.split"
             )
-        dataset = dataset[config.split]
+        dataset = dataset[split]
     columns = _present(dataset.column_names, want, path)
     first_row = 1
     for table in dataset.select_columns(columns).with_format("arrow").iter(batch_size=_BATCH_ROWS):
         yield from table_rows(table, columns, path, first_row)
         first_row += table.num_rows
+
+
+def _split(config: SourceConfig) -> str:
+    return config.split or "train"
 
 
 def _present(known: list[str], want: Wanted, name: str) -> list[str]:

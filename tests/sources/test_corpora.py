@@ -100,7 +100,7 @@ def test_each_file_ends_in_documents_or_rejects(name: str) -> None:
 
 
 def test_the_whole_folder_in_one_go() -> None:
-    documents, rejects = read(MESSY)
+    documents, rejects = read([str(MESSY), str(MESSY / "text/*.txt"), str(MESSY / "*/*.md")])
     files = {Path(origin.file).relative_to(MESSY).as_posix() for origin in origins(documents, rejects)}
     assert files >= set(FILES) - {"json/empty.ndjson"}
 
