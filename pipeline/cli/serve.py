@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from pipeline.errors import UsageError
 from pipeline.system.child_python import command_of, environment
 
 
@@ -27,6 +28,8 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a flow for each kind of task to a Prefect server: on a schedule, and when asked to."""
+    if config is not None and named is not None:
+        raise UsageError(f"two configurations are named, {config} and {named}: keep one of the two")
     asked = {"--config": config or named, "--cron": cron, "--timezone": timezone}
     arguments = [f"{option}={value}" for option, value in asked.items() if value is not None]
     # In this very process, so that signals and the terminal are its own; and in a Python of its own, which

@@ -19,6 +19,7 @@ from tests.nights import ANight, documents, no_process_left
 from tests.programs import FRESH
 
 pytestmark = pytest.mark.timeout(400)
+SERVE = ("-P", "-m", "pipeline.cli.main", "serve")
 DEAD = "http://127.0.0.1:9/api"  # the discard port: nothing answers there
 
 
@@ -116,8 +117,9 @@ def test_exit_code_of_failed_documents(tmp_path: Path) -> None:
             ("flows/summarize.py", "CONFIG", "--set", "tasks=[{name: a, kind: label, labels: [x, y]}]"),
             "no task of kind summarize",
         ),
-        (("-m", "flows.serve", "--config", "CONFIG"), "PREFECT_API_URL is not set"),
-        (("-m", "flows.serve", "--config", "nowhere.yaml"), "there is no configuration file nowhere.yaml"),
+        ((*SERVE, "CONFIG"), "PREFECT_API_URL is not set"),
+        ((*SERVE, "--config", "nowhere.yaml"), "there is no configuration file nowhere.yaml"),
+        ((*SERVE, "a.yaml", "--config", "b.yaml"), "two configurations are named, a.yaml and b.yaml"),
     ],
 )
 def test_mistakes_are_one_sentence(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
@@ -132,10 +134,10 @@ def test_mistakes_are_one_sentence(tmp_path: Path, arguments: tuple[str, ...], s
     assert not night.directory.exists()
 
 
-@pytest.mark.parametrize("program", [("-m", "flows.serve", "--config"), ("flows/label.py",)])
+@pytest.mark.parametrize("program", [SERVE, ("flows/label.py",)])
 def test_unreachable_server_is_one_sentence(tmp_path: Path, program: tuple[str, ...]) -> None:
     night = a_night(tmp_path)
-    code, _, err = finish(start(night, *program, str(night.config), PREFECT_API_URL=DEAD), 60)
+    code, _, err = finish(start(night, *program, str(night.config), PREFECT_API_URL=DEAD), 150)
     assert code == 2
     assert err.count("\n") == 1, err
     assert f"the Prefect server at {DEAD} does not answer" in err
