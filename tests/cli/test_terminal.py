@@ -35,7 +35,8 @@ def commands(group: Any = None, above: tuple[str, ...] = ()) -> Iterator[tuple[t
             yield (*above, name), command
 
 
-COMMANDS = dict(commands())
+# all but the one that becomes another program, and prints no facts
+COMMANDS = {words: command for words, command in commands() if words != ("serve",)}
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +63,14 @@ def test_what_a_terminal_cannot_show_is_escaped(night: ANight) -> None:
     assert done.returncode == 0, done.stderr
     assert b"Traceback" not in done.stderr
     assert rb"\u03bb \U0001d44d \u200b ok" in done.stdout
+
+
+def test_a_run_leaves_private_files_and_no_last_words(night: ANight) -> None:
+    files = [file for file in night.directory.rglob("*") if file.is_file()]
+    assert {file.name: oct(file.stat().st_mode & 0o777) for file in files} == {
+        file.name: "0o600" for file in files
+    }
+    assert "Fatal Python error" not in (night.directory / "worker.log").read_text(encoding="utf-8")
 
 
 def test_json_is_json_on_any_terminal(night: ANight) -> None:
@@ -205,7 +214,7 @@ def _needed(command: Any, folder: Path) -> list[str]:
 def test_a_fault_of_ours_is_one_object_too(
     called: Called, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["overnight", "status", "somewhere", "--json"])
+    monkeypatch.setattr(sys, "argv", ["overnight", "retry", "somewhere", "--json"])
     monkeypatch.setattr("pipeline.cli.main.open_ledger", _broken)
     with pytest.raises(ZeroDivisionError):
         main()
@@ -222,7 +231,7 @@ def _broken(*_: object) -> None:
 
 def test_a_stop_before_the_run_is_one_object(called: Called, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.cli.main.open_ledger", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
-    code, out, _ = called("status", "somewhere", "--json")
+    code, out, _ = called("retry", "somewhere", "--json")
     assert code == one_object(out)["exit_code"] == 75
 
 
