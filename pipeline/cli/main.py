@@ -101,14 +101,14 @@ def run(
     from pipeline.cli.progress import display
     from pipeline.system.stop_signal import StopSignal
 
-    outputs = outputs_asked_for(
-        output, fields, all_fields=all_fields, flat=flat, written=written, as_json=as_json
-    )
     stop = StopSignal()
     with stop.watch_signals(), display(f"reading {config}", quiet=quiet) as observer:
         from pipeline.config import load_config  # seconds of imports, so only now that something was said
         from pipeline.run.runner import run as run_night
 
+        outputs = outputs_asked_for(
+            output, fields, all_fields=all_fields, flat=flat, written=written, as_json=as_json
+        )
         settings = load_config(config, overrides or ())
         result = run_night(
             settings,
