@@ -150,14 +150,14 @@ def _name(result: RunResult, limit: int | None) -> str:
 
 def _is_cut(result: RunResult, limit: int | None) -> bool:
     """Whether the limit, rather than the source, has ended the reading."""
-    return limit is not None and result.status.documents + result.status.duplicates >= limit
+    return limit is not None and result.status.limited
 
 
 def _sentence(result: RunResult, names: Sequence[str], limit: int | None) -> str:
     """How the night ended, for its own tasks."""
     if result.exit_code == EXIT_STOPPED:
         return _stopped(result.reason)
-    words = "All done" if result.exit_code == EXIT_DONE else "Finished; some documents failed"
+    words = result.headline
     left = ""
     if _is_cut(result, limit):
         words = words.replace("All", f"The first {limit:,} documents are")

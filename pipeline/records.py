@@ -84,7 +84,8 @@ class Document:
 class Reject:
     """A row that is not a document, and why. ``excerpt`` is at most 200 characters of it.
 
-    ``ends_file``: the file cannot be read beyond this place, so what was found behind it before is not gone.
+    ``ends_file``: what follows in the file, to its end or to the next row that is given, could not be read,
+    so what was found there before is not gone.
     """
 
     origin: Origin

@@ -45,8 +45,8 @@ def _print_version(wished: bool) -> None:
 
 app = typer.Typer(
     name="overnight",
-    epilog="Exit codes: 0 all done; 3 finished, some documents failed; 2 wrong usage or configuration; "
-    "75 stopped early, the same command goes on; 1 a fault of ours.",
+    epilog="Exit codes: 0 all done; 3 finished, but some documents failed or could not be read; 2 wrong "
+    "usage or configuration, or nothing to read; 75 the same command has work left; 1 a fault of ours.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -120,7 +120,7 @@ def run(
             outputs=outputs,
         )
     facts = _run_facts(result)
-    print_beside(outputs, facts if as_json else None, _run_lines(facts))
+    print_beside(outputs, facts if as_json else None, _run_lines(result))
     raise typer.Exit(result.exit_code)
 
 
@@ -311,7 +311,7 @@ def reproduce(
     facts = _run_facts(result)
     print_facts(
         facts if as_json else None,
-        [*_run_lines(facts), f"  logs: {result.directory}/overnight.log and worker.log"],
+        [*_run_lines(result), f"  logs: {result.directory}/overnight.log and worker.log"],
     )
     raise typer.Exit(result.exit_code)
 
@@ -418,18 +418,18 @@ def _run_facts(result: RunResult) -> dict[str, Any]:
     }
 
 
-def _run_lines(facts: dict[str, Any]) -> list[str]:
-    counts = facts["status"]
-    endings = {0: "All done", 3: "Finished; some documents failed"}
-    lines = [endings.get(facts["exit_code"], f"Stopped early ({facts['reason']}); the same command goes on")]
+def _run_lines(result: RunResult) -> list[str]:
+    status = result.status
+    lines = [result.headline]
     lines += [
         f"  {name}: " + ", ".join(f"{count:,} {state}" for state, count in states.items() if count)
-        for name, states in counts["tasks"].items()
+        for name, states in status.tasks.items()
     ]
-    if counts["rejected"]:
-        lines.append(f"  {counts['rejected']:,} rows were rejected: {facts['run_directory']}/rejects.jsonl")
-    lines.append(f"  report: {facts['report']}")
-    return lines + [f"  {line}" for table in facts["exports"] for line in table_lines(table)]
+    lines += [f"  {sentence}" for sentence in status.sentences]
+    if status.rejected:
+        lines.append(f"  {status.rejected:,} rows were rejected: {result.directory}/rejects.jsonl")
+    lines.append(f"  report: {result.report}")
+    return lines + [f"  {line}" for output in result.outputs for line in table_lines(output.to_json())]
 
 
 if __name__ == "__main__":

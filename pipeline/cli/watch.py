@@ -101,6 +101,8 @@ def _counts(facts: dict[str, Any]) -> list[str]:
         f"{facts['documents']:,} documents, {facts['rejected']:,} rejected, {facts['duplicates']:,} "
         f"repeated; " + ("complete" if facts["complete"] else "not complete")
     ]
+    if "unreadable" in facts:
+        lines.append(facts["unreadable"]["sentence"])
     for name, states in facts["tasks"].items():
         counted = ", ".join(f"{count:,} {state}" for state, count in states.items() if count)
         lines.append(f"{name}: {counted}")

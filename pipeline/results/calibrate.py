@@ -325,7 +325,7 @@ def _found(
     features, those of the gold documents and of a share of the others. Of a document that gold does not name
     nothing but its numbers stays in memory.
     """
-    every = max(1, -(-ledger.states_seen(task.job.name)["done"] // _FEATURED_DOCUMENTS))
+    every = max(1, -(-ledger.status().tasks[task.job.name]["done"] // _FEATURED_DOCUMENTS))
     numbers = array("d")
     named: dict[str, list[tuple[int, str]]] = {}
     kept: dict[int, bytes] = {}

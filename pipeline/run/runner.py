@@ -8,24 +8,32 @@ Whatever ends this process, the same command goes on from what is recorded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pipeline.config import Config
 from pipeline.engine.registry import open_backend
-from pipeline.errors import EXIT_DONE, EXIT_SOME_FAILED, OvernightError, StoppedEarly
+from pipeline.errors import (
+    EXIT_DONE,
+    EXIT_SOME_FAILED,
+    EXIT_STOPPED,
+    OvernightError,
+    SourceError,
+    StoppedEarly,
+)
 from pipeline.prepare.dry_run import DocumentSampler, longest_row
 from pipeline.prepare.predict import predict, rests_on, sizes_by_task
 from pipeline.prepare.prepare import Preparation, prepare, resolve
-from pipeline.records import Document, Progress, Reject
+from pipeline.records import Document, Progress
 from pipeline.results.after_run import check_configured
 from pipeline.results.export.layout import Output
 from pipeline.results.outputs import Written, all_outputs, check_outputs
 from pipeline.results.report import check_report
 from pipeline.run.closing import Closing, Ending
 from pipeline.run.in_doubt import InDoubt
-from pipeline.run.intake import BLOCK_DOCUMENTS, Intake, blocks, chosen_documents, read_in
+from pipeline.run.intake import BLOCK_DOCUMENTS, ChosenDocuments, Contents, blocks, read_in
 from pipeline.run.progress import Noted, Observer, WorkProgress, tell
 from pipeline.run.resource_guard import ResourceGuard
 from pipeline.run.runner_watchdog import RunnerWatchdog
@@ -34,20 +42,23 @@ from pipeline.run.work_loop import WorkLoop
 from pipeline.run.work_queue import WorkItem, by_document
 from pipeline.run.worker import StartWorker
 from pipeline.run.worker_pool import WorkerPool, local_workers
-from pipeline.sources import read_source, source_remarks
+from pipeline.sources import names_in_order, read_source, source_remarks
 from pipeline.stores.ledger.ledger import Ledger
 from pipeline.stores.ledger.queries import Status
 from pipeline.system.atomic_write import failing_disk_stops
 from pipeline.system.machine_load import OthersLoad
 from pipeline.system.run_directory import RunDirectory
 from pipeline.system.stop_signal import StopSignal
+from pipeline.system.units import counted
 from pipeline.tasks.throughput_meter import ThroughputMeter
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """How a run ended. ``reason`` is "done", "some failed", or why it stopped early (a signal, the
-    deadline, a full disk), or which of its files could not be written.
+    """How a run ended. ``reason`` is "done", what was not answered and why, why it stopped early (a signal,
+    the deadline, a full disk, a source that changed under it), or which of its files could not be written.
     """
 
     exit_code: int
@@ -56,6 +67,13 @@ class RunResult:
     status: Status
     report: Path
     outputs: tuple[Written, ...] = ()
+
+    @property
+    def headline(self) -> str:
+        """The end in a few words."""
+        if self.exit_code == EXIT_STOPPED:
+            return f"Stopped early ({self.reason}); the same command goes on"
+        return "All done" if self.exit_code == EXIT_DONE else f"Finished; {self.reason}"
 
 
 def run(
@@ -133,6 +151,9 @@ class Night:
         self._others = OthersLoad()
         self._closing = Closing(config, directory, session)
         self._chosen = chosen  # the first so many documents, those of one id
+        self._entered: Contents | None = None  # what the reading that counts has given
+        self._met: Contents | None = None  # what the works were taken from
+        self._source_changed = False
         self._guard = ResourceGuard(
             directory.path,
             disk_floor_bytes=config.run.keep_free_disk,
@@ -140,16 +161,21 @@ class Night:
         )
 
     def through(self, outputs: Sequence[Output]) -> RunResult:
-        """Read, work, report and export; whatever happens, the ledger says how it ended, and no worker is
-        left.
+        """Read, work, look whether that is still the source, report and export; whatever happens, the ledger
+        says how it ended, and no worker is left.
         """
         ending, settled = Ending(), self._prepared
         try:
             with failing_disk_stops(self._directory.path):
-                intake, sampler = self._read()
+                for remark in source_remarks(self._config.source):
+                    tell(self._observer, Progress("remark", message=remark))
+                sampler = DocumentSampler()
+                self._say_reading("reading the inputs")
+                self._read(sampler)
                 settled = self._settle(sampler)
                 self._work(settled, sampler)
-            ending = Ending(*self._verdict(intake))
+                self._reconcile()
+            ending = Ending(*self._verdict())
         except StoppedEarly as stopped:
             ending = Ending(stopped.exit_code, str(stopped))
         except OvernightError as error:
@@ -169,33 +195,27 @@ class Night:
 
     # ── reading ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _read(self) -> tuple[Intake, DocumentSampler]:
-        """Enter every input in the ledger before the model is asked anything. Returns what was read, and a
-        sample of it.
-        """
-        sampler = DocumentSampler()
-        for remark in source_remarks(self._config.source):
-            tell(self._observer, Progress("remark", message=remark))
-        self._say_reading("reading the inputs")
-        intake = read_in(
-            sampler.watch(self._source()),
+    def _read(self, sampler: DocumentSampler) -> None:
+        """Enter every input in the ledger; it counts once all of them are. Raises SourceError."""
+        chosen, contents = self._source(), Contents()
+        read_in(
+            sampler.watch(contents.watch(chosen)),
             self._ledger.start_inventory(self._session.number),
-            whole=self._chosen == (None, None),
+            source=self._config.source.paths,
+            stop=lambda: chosen.stop(lambda: names_in_order(self._config.source)),
             max_rejects=self._config.source.max_rejects,
             fields={name for task in self._prepared.tasks for name in task.job.fields},
             check=self._check,
             say=self._say_reading,
         )
-        if not intake.documents:
-            self._say_reading("the source is empty: nothing to do")
-        return intake, sampler
+        self._entered = contents
 
     def _say_reading(self, text: str) -> None:
         tell(self._observer, Progress("reading", message=text))
 
-    def _source(self) -> Iterator[Document | Reject]:
+    def _source(self) -> ChosenDocuments:
         fields = sorted({name for task in self._ledger.tasks() for name in task.job.fields})
-        return chosen_documents(read_source(self._config.source, fields), *self._chosen)
+        return ChosenDocuments(read_source(self._config.source, fields), *self._chosen)
 
     def _check(self) -> None:
         """Raise StoppedEarly when the run is to stop or the disk runs full; a worker gives its memory back
@@ -251,8 +271,7 @@ class Night:
         """The works the ledger calls pending, in reading order, and None after each block read; doubtful ones
         are set aside.
         """
-        documents = (item for item in self._source() if isinstance(item, Document))
-        for block in blocks(documents, BLOCK_DOCUMENTS):
+        for block in blocks(self._documents_again(), BLOCK_DOCUMENTS):
             works: list[WorkItem] = []
             for task in prepared.tasks:
                 keyed = {task.job.key(document): document for document in block}
@@ -265,21 +284,48 @@ class Night:
             yield from by_document(works) if prepared.plan.layout == "document_first" else works
             yield None
 
+    def _documents_again(self) -> Iterator[Document]:
+        """The source read a second time, as far as that goes: whether it is still the same is seen in the
+        end.
+        """
+        self._met = Contents()
+        try:
+            for item in self._met.watch(self._source()):
+                if isinstance(item, Document):
+                    yield item
+        except SourceError as error:
+            _log.warning("the source cannot be read any more: %s", error)
+
     # ── the end ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _verdict(self, intake: Intake) -> tuple[int, str]:
-        """Exit code and reason of a run that came to its end."""
-        self._ledger.status()  # raises when the counts do not add up
+    def _reconcile(self) -> None:
+        """Read the source once more where it has changed while the run worked: works whose documents are gone
+        are dropped, new ones wait for the next run. Raises StoppedEarly where nothing can be read now.
+        """
+        if self._met is None or self._met == self._entered:
+            return
+        self._source_changed = True
+        self._say_reading("the source has changed meanwhile: reading it again")
+        try:
+            self._read(DocumentSampler())
+        except SourceError as error:
+            raise StoppedEarly(f"the source cannot be read any more: {error}") from None
+
+    def _verdict(self) -> tuple[int, str]:
+        """Exit code and reason of a run that came to its end, by the documents that it was about."""
+        status = self._ledger.status()  # raises when the counts do not add up
         states = [self._ledger.states_seen(task.job.name) for task in self._prepared.tasks]
-        if any(counts["pending"] or counts["running"] for counts in states):
-            raise OvernightError(
-                "some documents are still pending: the source changed while the run was going. Run again"
-            )
-        if any(counts["failed"] or counts["quarantined"] for counts in states):
-            return EXIT_SOME_FAILED, "some failed"
-        if intake.damaged:
-            return EXIT_SOME_FAILED, f"{intake.damaged} input files could not be read to their end"
-        return EXIT_DONE, "done"
+        if waiting := max(counts["pending"] + counts["running"] for counts in states):
+            if not self._source_changed:
+                raise OvernightError(
+                    f"{counted(waiting, 'document')} read and not worked on: a fault of ours"
+                )
+            new = counted(waiting, "new document")
+            return EXIT_STOPPED, f"the source changed while the run worked; for the next one: {new}"
+        missing = ["some documents failed"] if any(map(_failed, states)) else []
+        if status.unreadable_files:
+            missing.append(status.unreadable)
+        return (EXIT_SOME_FAILED, ", ".join(missing)) if missing else (EXIT_DONE, "done")
 
     def _close(self, prepared: Preparation, ending: Ending, outputs: Sequence[Output]) -> Ending:
         """Leave what people look at in the morning; how the run ended is told once more, for a file may be
@@ -289,3 +335,7 @@ class Night:
         tell(self._observer, Progress("reporting"))
         ending = self._closing.export(ending, outputs)
         return self._closing.report(ending, prepared)
+
+
+def _failed(counts: Mapping[str, int]) -> bool:
+    return bool(counts["failed"] or counts["quarantined"])

@@ -21,7 +21,14 @@ from pipeline.sources.grouping import join_groups
 from pipeline.sources.rows import Raw, Wanted, mend, read_fields, read_id, to_document, wanted
 from pipeline.sources.streams import DamagedFile
 
-__all__ = ["read_columns", "read_source", "read_values", "source_files", "source_remarks"]
+__all__ = [
+    "names_in_order",
+    "read_columns",
+    "read_source",
+    "read_values",
+    "source_files",
+    "source_remarks",
+]
 
 
 def read_source(config: SourceConfig, fields: Collection[str] = ()) -> Iterator[Document | Reject]:
@@ -133,6 +140,17 @@ def source_remarks(config: SourceConfig) -> list[str]:
                 f"those themselves to have them read, too"
             )
     return remarks
+
+
+def names_in_order(config: SourceConfig) -> list[str]:
+    """What rows call the files they are from (``Origin.file``), in the order in which files are read. Raises
+    SourceError.
+    """
+    names: list[str] = []
+    for path in _paths(config):
+        whole = _is_hub(path, config) or _is_saved(path, config)
+        names += [path] if whole else [file.name for file in meant(path, config)[0]]
+    return list(dict.fromkeys(names))
 
 
 def _read_paths(config: SourceConfig, want: Wanted) -> Generator[Raw | Reject, None, None]:

@@ -84,6 +84,7 @@ def _group_rows(
         yield Reject(
             Origin(name, first_row + done),
             f"rows {first_row + done} to {last} of the file cannot be read: {error}",
+            ends_file=True,
         )
 
 

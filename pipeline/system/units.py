@@ -14,6 +14,11 @@ def amount(count: float) -> str:
     return f"{count:.0f} B"
 
 
+def counted(count: int, noun: str) -> str:
+    """``1 file``, ``2,000 files``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def duration(seconds: float) -> str:
     """``2.1 ms``, ``43 ms``, ``1.2 s``, ``45 s``, ``12 min`` or ``3 h 05 min``."""
     if 0 < seconds < 1:

@@ -75,10 +75,10 @@ def finish_all(config: Config) -> None:
         inventory = ledger.start_inventory(number)
         keys = []
         for document in read_source(config.source, ()):
+            inventory.enter([document])
             # the source is written here and has no rejects
-            inventory.see([document])  # type: ignore[list-item]
-            keys.append(task.job.key(document))  # type: ignore[arg-type]  # as above
-        inventory.finish(complete=True)
+            keys.append(task.job.key(document))  # type: ignore[arg-type]
+        inventory.finish()
         answer = Answer(
             "world",
             "stop",

@@ -76,6 +76,9 @@ def test_answers_behind_a_damaged_place_are_not_lost(tmp_path: Path) -> None:
     assert again.returncode == 3
     assert "could not be read to their end" in again.stderr + again.stdout or not night.status()["complete"]
     after = night.export()
+    unread = [row.pop("not_read") for row in after]
+    assert None in unread
+    assert f"{tmp_path / 'in.jsonl.gz'} could not be read" in str(unread[-1])
     assert {row.pop("topic_calibration") for row in after} == {
         "view 2: self_training (not final)"
     }  # more documents may turn up

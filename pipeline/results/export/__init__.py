@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from pipeline.config import parse_config
 from pipeline.errors import OvernightError
-from pipeline.results.export.columns import answer_cells, answer_columns
+from pipeline.results.export.columns import NOT_READ, answer_cells, answer_columns
 from pipeline.results.export.formats import WRITERS, Row
 from pipeline.results.export.layout import Layout
 from pipeline.results.export.places import check_foreign, check_output
@@ -59,7 +59,8 @@ def export(
     """Write every present input with the answers of the active tasks to a file, or standard output (None).
 
     Answers are shown through their latest view, or that of the number ``view``; 0 is what the model said
-    itself. An existing file is replaced when its columns say that it is an earlier export, or with
+    itself. Rows that the last run could not read, or left out, are marked in a column of their own. An
+    existing file is replaced when its columns say that it is an earlier export, or with
     ``force``; an input of the run never. ``again``: the command that writes it where that fails. Raises
     UsageError, StoppedEarly when it could not be written.
     """
@@ -68,7 +69,8 @@ def export(
         check_output(output, layout, [*inputs, *_inputs(ledger)])
     tasks = ledger.tasks()
     views = _views(ledger, tasks, view)
-    columns = answer_columns(tasks, views, flat=layout.flat)
+    unread = ledger.status().unread
+    columns = answer_columns(tasks, views, flat=layout.flat, unread=unread)
     with ExitStack() as stack:
         source = _source(ledger, layout, columns, stack)
         columns |= source.columns if source is not None else {}
@@ -76,7 +78,7 @@ def export(
             check_foreign(output, tasks, layout, beside=columns)
         rows = ledger.rows()
         seen = through(rows, views) if views else said(rows, tasks) if view == 0 else rows
-        table = _Table(seen, tasks, views, source, flat=layout.flat)
+        table = _Table(seen, tasks, views, source, flat=layout.flat, unread=unread)
         with _opened(output, again) as stream:
             write(stream, columns, table)
     return Exported(table.rows, table.pending, table.sentences())
@@ -93,15 +95,18 @@ class _Table:
         source: SourceRows | None,
         *,
         flat: bool,
+        unread: bool,
     ) -> None:
-        self._seen, self._tasks, self._views, self._source, self._flat = seen, tasks, views, source, flat
-        self.rows = self.pending = 0
+        self._seen, self._tasks, self._views, self._source = seen, tasks, views, source
+        self._flat, self._unread = flat, unread
+        self.rows = self.pending = self.not_read = 0
 
     def __iter__(self) -> Iterator[Row]:
         for row in self._seen:
             self.rows += 1
             self.pending += any(result.state in ("pending", "running") for result in row.results.values())
-            cells = answer_cells(row, self._tasks, self._views, flat=self._flat)
+            self.not_read += row.input.unread is not None
+            cells = answer_cells(row, self._tasks, self._views, flat=self._flat, unread=self._unread)
             yield cells if self._source is None else cells | self._source.cells(row.input)
 
     def sentences(self) -> tuple[str, ...]:
@@ -112,8 +117,14 @@ class _Table:
             if self.pending
             else None
         )
+        not_read = (
+            f"{self.not_read:,} of {self.rows:,} rows were not seen by the last run; the column {NOT_READ} "
+            f"says why"
+            if self.not_read
+            else None
+        )
         beside = self._source.sentence() if self._source is not None else None
-        return tuple(sentence for sentence in (pending, beside) if sentence is not None)
+        return tuple(sentence for sentence in (pending, not_read, beside) if sentence is not None)
 
 
 def _views(ledger: Ledger, tasks: Sequence[TaskRow], number: int | None) -> dict[str, View]:

@@ -9,9 +9,13 @@ from typing import Any
 from pipeline.errors import UsageError
 from pipeline.results.export.formats import Row
 from pipeline.results.export.value_types import TEXT, ValueType
-from pipeline.stores.ledger.queries import ExportRow, TaskResult, TaskRow
+from pipeline.stores.ledger.queries import ExportRow, InputRow, TaskResult, TaskRow
+from pipeline.stores.ledger.unread import UNREADABLE
 from pipeline.tasks.answers import Column, ColumnType, View
 from pipeline.tasks.registry import answers_of, columns_of
+
+NOT_READ = "not_read"
+"""Why the last run has not seen a row; the column is there where some have not been."""
 
 _NOT_COVERED = "view 0: none (what the view is computed from was not kept)"
 _TYPES: Mapping[ColumnType, ValueType] = {
@@ -25,10 +29,12 @@ _TYPES: Mapping[ColumnType, ValueType] = {
 
 
 def answer_columns(
-    tasks: Sequence[TaskRow], views: Mapping[str, View], *, flat: bool = False
+    tasks: Sequence[TaskRow], views: Mapping[str, View], *, flat: bool = False, unread: bool = False
 ) -> dict[str, ValueType]:
-    """What each column holds, by its name, in their order. Raises UsageError where two have one name."""
-    columns: dict[str, ValueType] = {"id": TEXT}
+    """What each column holds, by its name, in their order; ``unread``: there are rows that the last run has
+    not seen. Raises UsageError where two have one name.
+    """
+    columns: dict[str, ValueType] = {"id": TEXT, **({NOT_READ: TEXT} if unread else {})}
     for task in tasks:
         for name, kind in task_columns(task, viewed=task.job.name in views, flat=flat).items():
             if name in columns:
@@ -59,15 +65,26 @@ def _further(task: TaskRow, *, flat: bool) -> Sequence[Column]:
 
 
 def answer_cells(
-    row: ExportRow, tasks: Sequence[TaskRow], views: Mapping[str, View], *, flat: bool = False
+    row: ExportRow,
+    tasks: Sequence[TaskRow],
+    views: Mapping[str, View],
+    *,
+    flat: bool = False,
+    unread: bool = False,
 ) -> Row:
     """The cells of one input, by the names of their columns."""
-    cells: Row = {"id": _text(row.input.id)}
+    cells: Row = {"id": _text(row.input.id), **({NOT_READ: _not_read(row.input)} if unread else {})}
     for task in tasks:
         view = views.get(task.job.name)
         found = _cells(row.results[task.job.name], task, view, flat=flat)
         cells.update(zip(task_columns(task, viewed=view is not None, flat=flat), found, strict=True))
     return cells
+
+
+def _not_read(row: InputRow) -> str | None:
+    if row.unread == UNREADABLE:
+        return f"{_text(row.file)} could not be read in the last run: what is shown is from before"
+    return None if row.unread is None else "left out by the last run: what is shown is from before"
 
 
 def _cells(result: TaskResult, task: TaskRow, view: View | None, *, flat: bool) -> list[Any]:

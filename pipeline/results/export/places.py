@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from pipeline.errors import UsageError
-from pipeline.results.export.columns import task_columns
+from pipeline.results.export.columns import NOT_READ, task_columns
 from pipeline.results.export.formats import DELIMITERS
 from pipeline.results.export.layout import Format, Layout
 from pipeline.results.export.source_rows import PLACE
@@ -69,12 +69,12 @@ def _strange_columns(
     """Those that no export has: it begins with ``id``, then come the columns of some of the tasks (an earlier
     one may have had fewer), then perhaps those of the source. All ``names`` where they are not an export's.
     """
-    rest = list(names[1:])
+    rest = list(names[2 if names[1:2] == [NOT_READ] else 1 :])
     for task in tasks:
         ways = itertools.product((True, False), (True, False))
         groups = [list(task_columns(task, viewed=viewed, flat=flat)) for viewed, flat in ways]
         del rest[: max(len(group) if rest[: len(group)] == group else 0 for group in groups)]
-    if names[:1] != ["id"] or len(rest) == len(names) - 1:
+    if names[:1] != ["id"] or len(rest) >= len(names) - 1 - (NOT_READ in names[1:2]):
         return names
     if rest[: len(PLACE)] == list(PLACE):
         rest = [] if beside is None else [name for name in rest[len(PLACE) :] if name not in beside]

@@ -22,7 +22,7 @@ from pipeline.results.report.tasks import Reasons, TaskFacts
 from pipeline.results.run_state import UNKNOWN, run_state
 from pipeline.results.views import apply_to
 from pipeline.stores.ledger.ledger import Ledger
-from pipeline.stores.ledger.queries import TaskResult, TaskRow
+from pipeline.stores.ledger.queries import Status, TaskResult, TaskRow
 from pipeline.system.atomic_write import replace_file
 from pipeline.system.units import moment
 from pipeline.system.writable import check_writable, written_later
@@ -57,13 +57,14 @@ def build_report(ledger: Ledger, directory: Path | None = None) -> dict[str, Any
     facts = {
         "format": 1,
         "inputs": inputs,
+        "reading": _reading(ledger, status),
         "rejects": _rejects(ledger.rejects()),
         "tasks": tasks,
         "runs": [_run(run) for run in runs],
         **_loaded(runs),
         "outcome": _outcome(runs),
         "now": _now(ledger, runs, directory),
-        "evaluation": last_evaluation(directory),
+        "evaluation": last_evaluation(directory, {name: _view(task) for name, task in tasks.items()}),
     }
     plain: dict[str, Any] = _finite(facts)
     return plain
@@ -82,10 +83,13 @@ def report_on(report: Mapping[str, Any], name: str) -> dict[str, Any]:
     complete = report["inputs"]["read_completely"] and not left
     if evaluation is not None:
         judged = {key: found for key, found in evaluation["tasks"].items() if key == name}
-        evaluation = {**evaluation, "tasks": judged, "plots": []} if judged else None
+        others = {key: view for key, view in evaluation["other_views"].items() if key == name}
+        mine = {**evaluation, "tasks": judged, "other_views": others, "plots": []}
+        evaluation = mine if judged or others else None
     return {
         **report,
         "inputs": {**report["inputs"], "complete": complete},
+        "reading": {**report["reading"], "waiting": report["reading"]["waiting"] and bool(left)},
         "tasks": {name: task},
         "evaluation": evaluation,
     }
@@ -110,6 +114,24 @@ def write_report(ledger: Ledger, directory: Path) -> None:
 def _written(path: Path) -> Iterator[IO[bytes]]:
     with written_later(path, "the same command"), replace_file(path, private=True) as stream:
         yield stream
+
+
+def _reading(ledger: Ledger, status: Status) -> dict[str, Any]:
+    """What the reading that counts did not see, and whether works wait that another run would do."""
+    seen = [ledger.states_seen(task.job.name) for task in ledger.tasks()]
+    return {
+        "limited": status.limited,
+        "unreadable": status.unreadable if status.unreadable_files else None,
+        "unreadable_rows": status.unreadable_rows,
+        "left_out_rows": status.left_out_rows,
+        "waiting": any(states["pending"] or states["running"] for states in seen),
+        "sentences": status.sentences,
+    }
+
+
+def _view(task: Mapping[str, Any]) -> int:
+    """The number of the view that a task's answers are shown through; 0: what the model said itself."""
+    return task["view"]["number"] if task.get("view") else 0
 
 
 def _task(ledger: Ledger, task: TaskRow, states: Mapping[str, int]) -> dict[str, Any]:

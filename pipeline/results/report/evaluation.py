@@ -51,15 +51,23 @@ def keep_evaluation(directory: Path, facts: Mapping[str, Any]) -> None:
         )
 
 
-def last_evaluation(directory: Path | None) -> dict[str, Any] | None:
-    """What ``keep_evaluation`` has kept; None where there is nothing, or nothing that this version reads."""
+def last_evaluation(directory: Path | None, shown: Mapping[str, int]) -> dict[str, Any] | None:
+    """What ``keep_evaluation`` has kept of the answers that are shown; None where there is nothing, or
+    nothing that this version reads. ``shown``: the number of each task's view, 0 for what the model said
+    itself. Figures of another view stay away: ``other_views`` has the view that they judge, by task.
+    """
     if directory is None:
         return None
     try:
         found = json.loads((directory / NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return found if isinstance(found, dict) and found.get("format") == FORMAT else None
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        return None
+    views = {name: task.get("view") for name, task in found["tasks"].items()}
+    others = {name: view for name, view in views.items() if view is not None and view != shown.get(name)}
+    here = {name: task for name, task in found["tasks"].items() if name not in others}
+    return {**found, "tasks": here, "plots": [] if others else found["plots"], "other_views": others}
 
 
 def render_evaluation(kept: Mapping[str, Any] | None) -> list[str]:
@@ -67,6 +75,9 @@ def render_evaluation(kept: Mapping[str, Any] | None) -> list[str]:
     if not kept:
         return []
     lines = ["## Evaluation", "", f"As of {escape(kept['when'])}, by `overnight evaluate`.", ""]
+    for name, view in kept["other_views"].items():
+        judged = f"view {view}" if view else "what the model said itself"
+        lines += [f"{escape(name)}: {judged} was judged, which is not what is shown; evaluate it again.", ""]
     for name, found in kept["tasks"].items():
         lines += [
             f"### {escape(name)}",

@@ -36,8 +36,7 @@ def render_markdown(report: Mapping[str, Any]) -> str:
 
 def _headline(report: Mapping[str, Any]) -> list[str]:
     inputs, last = report["inputs"], report["runs"][-1] if report["runs"] else None
-    words = "Complete" if inputs["complete"] else "Not complete: run the same command again to go on"
-    lines = [f"**{words}.**"]
+    lines = [f"**{_how_far(report)}.**"]
     if report.get("now"):
         lines = [f"**{escape(report['now'][0].upper() + report['now'][1:], 1000)}.**"]
     elif last is not None and last["exit_code"] not in (0, 3):
@@ -47,6 +46,20 @@ def _headline(report: Mapping[str, Any]) -> list[str]:
     if not inputs["documents"]:
         lines.append("**NO DOCUMENTS WERE READ. Look at source.path, and at the rejected rows below.**")
     return [*lines, ""]
+
+
+def _how_far(report: Mapping[str, Any]) -> str:
+    """Whether anything is left, and what would do it: running again is only spoken of where that helps."""
+    reading = report["reading"]
+    if report["inputs"]["complete"]:
+        return "Complete"
+    if reading["waiting"]:
+        return "Not complete: run the same command again to go on"
+    if reading["limited"]:
+        return "Not complete: the last run was limited (--limit); one without a limit reads the rest"
+    if reading["unreadable"]:
+        return f"All that could be read is answered, but {reading['unreadable']}"
+    return "Not complete"
 
 
 def _inputs(report: Mapping[str, Any]) -> list[str]:
@@ -67,9 +80,7 @@ def _inputs(report: Mapping[str, Any]) -> list[str]:
             f"own row in the export"
         )
         lines += [f"  - {escape(clash['id'])}: {clash['texts']:,} texts" for clash in inputs["clashes"]]
-    if not inputs["read_completely"]:
-        lines.append("- the source was not read to its end in the last run (limited or cut short)")
-    return [*lines, ""]
+    return [*lines, *(f"- **{sentence}**" for sentence in report["reading"]["sentences"]), ""]
 
 
 def _task(name: str, task: Mapping[str, Any]) -> list[str]:

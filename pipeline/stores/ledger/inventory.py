@@ -1,30 +1,34 @@
 """One reading of the source, entered in the ledger: rows, works to be done, rejects; large transactions, flat
 memory.
 
-Rows are told apart by document key and occurrence, never by position: reordered, they are found again;
-removed ones were last seen by an older inventory; an edited one has a new key. An inventory that did not
-reach the end of the source (interrupted, or limited) removes nothing.
+Rows are told apart by document key, never by position: reordered, they are found again, and an edited one has
+a new key. A reading counts as a whole, once it is settled: then what it saw is present, beside the rows of
+the one before that it did not look at (``unread.py``). One that was interrupted, or refused, changes nothing.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy.dialects.sqlite import Insert, insert
 
 from pipeline.records import Document, Reject, TaskJob, is_blank
+from pipeline.stores.ledger.queries import presence
 from pipeline.stores.ledger.schema import inputs, inventories, rejects, storable, work
+from pipeline.stores.ledger.unread import UNREADABLE, Kept, Stop, edited, kept_rows
 
 _ROWS_PER_COMMIT = 16_384
+_KEPT_AT_ONCE = 500
+_FINISHED = ("done", "failed", "quarantined", "skipped")
 
 
 class Inventory:
-    """Takes rows in reading order; ``finish`` makes it count."""
+    """Takes what a reading gives, in its order; ``finish`` makes it count."""
 
     def __init__(
         self,
@@ -36,39 +40,53 @@ class Inventory:
         self._jobs = jobs
         self._documents: list[Document] = []
         self._rejects: list[Reject] = []
+        self._breaks: dict[str, list[int]] = {}
         self._ordinal = 0
         self._rejected = 0
         with writing() as connection:
+            self._before = presence(connection)
             added = connection.execute(
                 inventories.insert().values(run_id=run, complete=0, rows=0, rejected=0)
             ).inserted_primary_key
             assert added is not None
             self._id = int(added[0])
-            connection.execute(rejects.delete())  # those of the latest inventory are kept
+            # of a reading that came to no end; but the rejects of the latest are kept
+            connection.execute(inputs.delete().where(inputs.c.inventory_id != self._before))
+            connection.execute(rejects.delete())
 
-    def see(self, documents: Sequence[Document]) -> None:
-        """Rows that are documents; an empty text is recorded as skipped for every task."""
-        self._documents += documents
-        if len(self._documents) >= _ROWS_PER_COMMIT:
+    def enter(self, items: Iterable[Document | Reject]) -> None:
+        """Rows in reading order. An empty text is recorded as skipped for every task. Rejects are written at
+        once: too many of them end the run, and then they are what the user needs to see.
+        """
+        for item in items:
+            if isinstance(item, Document):
+                self._documents.append(item)
+                continue
+            self._rejects.append(item)
+            if item.ends_file:
+                self._breaks.setdefault(storable(item.origin.file), []).append(
+                    self._ordinal + len(self._documents)
+                )
+        if self._rejects or len(self._documents) >= _ROWS_PER_COMMIT:
             self._flush()
 
-    def reject(self, rows: Sequence[Reject]) -> None:
-        """Rows that are not. Written at once: too many of them end the run, and then they are what the user
-        needs to see.
-        """
-        self._rejects += rows
-        if rows:
-            self._flush()
-
-    def finish(self, *, complete: bool) -> None:
-        """Write what is left. ``complete``: the source was read to its end, and what was not seen is gone
-        from it.
-        """
+    def finish(self, stop: Stop | None = None) -> None:
+        """Write what is left, and let the reading count. ``stop``: it was not to go on to the end."""
         self._flush()
         with self._writing() as connection:
+            if self._before:
+                self._keep(connection, stop)
             connection.execute(
-                inventories.update().where(inventories.c.id == self._id).values(complete=int(complete))
+                inventories.update()
+                .where(inventories.c.id == self._id)
+                .values(
+                    settled=1,
+                    complete=int(stop is None and not self._breaks),
+                    limited=int(stop is not None),
+                    damaged=len(self._breaks),
+                )
             )
+            connection.execute(inputs.delete().where(inputs.c.inventory_id != self._id))
 
     def _flush(self) -> None:
         documents, self._documents = self._documents, []
@@ -94,6 +112,7 @@ class Inventory:
             origin, fields = document.origin, document.fields
             rows.append(
                 (
+                    None,
                     key,
                     seen[key],
                     storable(document.id),
@@ -104,15 +123,14 @@ class Inventory:
                     json.dumps(dict(fields)) if fields else None,
                     len(document.text),
                     self._id,
+                    None,
                 )
             )
             seen[key] += 1
-        _enter(connection, inputs, ("ordinal", "file", "line", "offset", "fields", "inventory_id"), rows)
+        connection.exec_driver_sql(str(_statement(inputs).compile(connection)), rows)
 
     def _occurrences(self, connection: sa.Connection, keys: Sequence[str]) -> Counter[str]:
-        """How often each key has been seen in this inventory so far; asked of the table, so that memory stays
-        flat.
-        """
+        """How often each key is in this inventory so far; asked of the table, so that memory stays flat."""
         counted: Counter[str] = Counter()
         distinct = list(dict.fromkeys(keys))
         for begin in range(0, len(distinct), 500):
@@ -128,13 +146,27 @@ class Inventory:
     def _enter_works(
         self, connection: sa.Connection, documents: Sequence[Document], keys: Sequence[str]
     ) -> None:
+        """New works, and for known ones that they were seen; what was present until now stays so if this
+        reading comes to nothing.
+        """
+        statement = _statement(work)
+        before: sa.ColumnClause[int] = sa.literal_column(str(self._before))
+        was_present = (work.c.inventory_id == before) | (work.c.kept_id == before)
+        seen = statement.on_conflict_do_update(
+            index_elements=list(work.primary_key),
+            set_={
+                "inventory_id": statement.excluded.inventory_id,
+                "kept_id": sa.case((was_present, before)),
+            },
+        )
+        sql = str(seen.compile(connection))
         for task_id, job in self._jobs:
             rows = {}
             for document, document_key in zip(documents, keys, strict=True):
                 key = job.key_of(document_key, document.fields)
                 state = "skipped" if is_blank(document.text) else "pending"
-                rows[key] = (task_id, key, document_key, self._id, state, len(document.text), 0, 0)
-            _enter(connection, work, ("inventory_id",), list(rows.values()))
+                rows[key] = (task_id, key, document_key, self._id, state, len(document.text), 0, 0, None)
+            connection.exec_driver_sql(sql, list(rows.values()))
 
     def _reject_row(self, reject: Reject) -> dict[str, Any]:
         return {
@@ -146,16 +178,56 @@ class Inventory:
             "excerpt": reject.excerpt,
         }
 
+    # ── what was not looked at ──────────────────────────────────────────────────────────────────────────────
 
-def _enter(
-    connection: sa.Connection, table: sa.Table, changing: Sequence[str], rows: list[tuple[Any, ...]]
-) -> None:
-    """Insert rows of the table's columns, or update the ``changing`` ones of those that are there.
+    def _keep(self, connection: sa.Connection, stop: Stop | None) -> None:
+        """Rows of the reading before that this one has not looked at stay present, with their works."""
+        doubtful = list(kept_rows(connection, self._before, self._id, self._breaks, stop, self._ordinal))
+        everywhere = stop is not None and stop.document is None  # nothing is known of any place
+        for begin in range(0, len(doubtful), _KEPT_AT_ONCE):
+            some = doubtful[begin : begin + _KEPT_AT_ONCE]
+            numbers = [] if everywhere else [row.row for row in some]
+            gone = edited(connection, self._before, self._id, numbers)
+            self._keep_rows(connection, [row for row in some if row.row not in gone])
 
-    As plain tuples: preparing a million dictionaries takes longer than SQLite itself.
+    def _keep_rows(self, connection: sa.Connection, kept: Sequence[Kept]) -> None:
+        """Enter rows of the reading before again, in their order, and keep their works. What cannot be read
+        is kept for its answers: a row that has none is not.
+        """
+        found = connection.execute(sa.select(inputs).where(inputs.c.number.in_([row.row for row in kept])))
+        known = {row["number"]: dict(row) for row in found.mappings()}
+        answered = self._answered(connection, known.values())
+        staying = [row for row in kept if row.why != UNREADABLE or known[row.row]["document_key"] in answered]
+        seen = self._occurrences(connection, [known[row.row]["document_key"] for row in staying])
+        rows, works = [], []
+        for row in staying:
+            old = known[row.row]
+            key = old["document_key"]
+            new = {"inventory_id": self._id, "ordinal": row.ordinal, "unread": row.why}
+            rows.append({**old, **new, "number": None, "occurrence": seen[key]})
+            seen[key] += 1
+            fields = old["fields"] or {}
+            works += [{"of_task": task, "of_key": job.key_of(key, fields)} for task, job in self._jobs]
+        if rows:
+            connection.execute(inputs.insert(), rows)
+        if works:
+            mine = (work.c.task_id == sa.bindparam("of_task"), work.c.key == sa.bindparam("of_key"))
+            connection.execute(work.update().where(*mine).values(kept_id=self._id), works)
+
+    def _answered(self, connection: sa.Connection, rows: Collection[Mapping[str, Any]]) -> set[str]:
+        """Keys of the documents of ``rows`` that some task has finished."""
+        answered = set()
+        for task_id, job in self._jobs:
+            keys = {job.key_of(row["document_key"], row["fields"] or {}): row["document_key"] for row in rows}
+            query = sa.select(work.c.key).where(
+                work.c.task_id == task_id, work.c.key.in_(list(keys)), work.c.state.in_(_FINISHED)
+            )
+            answered |= {keys[key] for key in connection.execute(query).scalars()}
+        return answered
+
+
+def _statement(table: sa.Table) -> Insert:
+    """A row of the table from a plain tuple: preparing a million dictionaries takes longer than SQLite
+    itself.
     """
-    statement = insert(table).values({column: sa.bindparam(column.name) for column in table.c})
-    upsert = statement.on_conflict_do_update(
-        index_elements=list(table.primary_key), set_={name: statement.excluded[name] for name in changing}
-    )
-    connection.exec_driver_sql(str(upsert.compile(connection)), rows)
+    return insert(table).values({column: sa.bindparam(column.name) for column in table.c})

@@ -2,8 +2,8 @@
 
 Only the runner writes, one transaction a batch of documents; readers may look at any time. A work is one
 task's question about one document: (task, work key). Before a work begins its attempt is marked; when it
-ends, result, state and attempt are committed together. What is present is what the latest complete reading of
-the source has seen, or any later, partial one.
+ends, result, state and attempt are committed together. What is present is what the latest settled reading of
+the source has seen, and what it has kept without having looked at it.
 """
 
 from __future__ import annotations

@@ -25,6 +25,8 @@ from pipeline.stores.ledger.schema import (
     views,
     work,
 )
+from pipeline.stores.ledger.unread import LEFT_OUT, UNREADABLE, in_order
+from pipeline.system.units import counted
 
 _BLOCK_ROWS = 400
 # a reading that sees a repeated row has seen the first one: these are the distinct documents
@@ -35,7 +37,8 @@ EMPTY_TEXT = "empty text: the document has nothing to read"
 @dataclass(frozen=True, slots=True)
 class Status:
     """Counts of what is present. ``documents`` are distinct texts under their ids, ``duplicates`` rows that
-    repeat one exactly.
+    repeat one exactly. The source was ``read_completely`` unless the run was ``limited`` or files could not
+    be read to their end; ``unreadable_rows`` of these, and ``left_out_rows``, are as they were before.
     """
 
     documents: int
@@ -43,7 +46,36 @@ class Status:
     duplicates: int
     clashing_ids: int
     read_completely: bool
+    limited: bool
+    unreadable_files: int
+    unreadable_rows: int
+    left_out_rows: int
     tasks: Mapping[str, Mapping[str, int]]
+
+    @property
+    def unread(self) -> bool:
+        """Whether there are rows that the last run has not seen."""
+        return bool(self.unreadable_rows or self.left_out_rows)
+
+    @property
+    def unreadable(self) -> str:
+        """How many files could not be read to their end, in words."""
+        its = "its" if self.unreadable_files == 1 else "their"
+        return f"{counted(self.unreadable_files, 'file')} could not be read to {its} end"
+
+    @property
+    def sentences(self) -> list[str]:
+        """What is to be known of the reading besides its counts."""
+        told = []
+        if self.unreadable_files:
+            rows = counted(self.unreadable_rows, "row")
+            kept = f": {rows} shown as of an earlier run" if self.unreadable_rows else ""
+            told.append(f"{self.unreadable}{kept}")
+        if self.limited:
+            rows = counted(self.left_out_rows, "row")
+            kept = f"; {rows} shown as of an earlier run" if self.left_out_rows else ""
+            told.append(f"the rest of the source was left out (--limit){kept}")
+        return told
 
     @property
     def complete(self) -> bool:
@@ -62,11 +94,17 @@ class Status:
 
     def to_json(self) -> dict[str, Any]:
         """The object that ``overnight status --json`` prints."""
+        unreadable = {
+            "files": self.unreadable_files,
+            "rows": self.unreadable_rows,
+            "sentence": self.sentences[0] if self.unreadable_files else "",
+        }
         return {
             "documents": self.documents,
             "rejected": self.rejected,
             "duplicates": self.duplicates,
             "complete": self.complete,
+            **({"unreadable": unreadable} if self.unreadable_files else {}),
             "tasks": {name: dict(states) for name, states in self.tasks.items()},
         }
 
@@ -81,7 +119,9 @@ class TaskRow:
 
 @dataclass(frozen=True, slots=True)
 class InputRow:
-    """A row of the source as the ledger knows it. ``occurrence``: how many rows before it repeat it."""
+    """A row of the source as the ledger knows it. ``occurrence``: how many rows before it repeat it;
+    ``unread``: why the last reading has not seen it, see ``pipeline.stores.ledger.unread``.
+    """
 
     id: str
     document_key: str
@@ -92,6 +132,7 @@ class InputRow:
     fields: Mapping[str, FieldValue]
     characters: int
     occurrence: int = 0
+    unread: str | None = None
 
     def work_key(self, job: TaskJob) -> str:
         """Key of a task's work on this row."""
@@ -181,22 +222,24 @@ def answer_probability(value: Any, probabilities: Mapping[str, float] | None) ->
 
 
 def presence(connection: sa.Connection) -> int:
-    """The latest complete inventory, 0 before there is one: what it or a later one has seen is present."""
+    """The reading that counts, the latest that was settled: its rows are what is present. 0 before there is
+    one.
+    """
     latest = connection.execute(
-        sa.select(sa.func.max(inventories.c.id)).where(inventories.c.complete == 1)
+        sa.select(sa.func.max(inventories.c.id)).where(inventories.c.settled == 1)
     ).scalar_one_or_none()
     return int(latest or 0)
 
 
-def latest() -> sa.ScalarSelect[Any]:
-    """Id of the latest inventory, complete or not."""
-    return sa.select(sa.func.max(inventories.c.id)).scalar_subquery()
+def present(reading: int) -> sa.ColumnElement[bool]:
+    """Whether a work is one of the documents present in that reading."""
+    return (work.c.inventory_id == reading) | (work.c.kept_id == reading)
 
 
 def states_seen(connection: sa.Connection, task: int) -> dict[str, int]:
-    """Works by state among those that the latest inventory saw."""
+    """Works by state among those that the reading that counts has seen."""
     query = sa.select(work.c.state, sa.func.count()).where(
-        work.c.task_id == task, work.c.inventory_id == latest()
+        work.c.task_id == task, work.c.inventory_id == presence(connection)
     )
     counted: dict[str, int] = dict.fromkeys(map(str, STATES), 0)
     counted.update((state, count) for state, count in connection.execute(query.group_by(work.c.state)))
@@ -204,11 +247,9 @@ def states_seen(connection: sa.Connection, task: int) -> dict[str, int]:
 
 
 def expects_work(connection: sa.Connection) -> bool:
-    """Whether the latest inventory is not complete, or has seen works that are not finished."""
-    last = connection.execute(
-        sa.select(inventories.c.id, inventories.c.complete).order_by(inventories.c.id.desc()).limit(1)
-    ).one_or_none()
-    if last is None or not last.complete:
+    """Whether the latest reading was limited or came to no end, or has seen works that are not finished."""
+    last = _reading(connection, sa.true())
+    if last is None or last.limited or not last.settled:
         return True
     tasks_now = sa.select(tasks.c.id).where(tasks.c.active == 1)
     undone = sa.select(work.c.key).where(
@@ -229,37 +270,54 @@ def active_tasks(connection: sa.Connection) -> list[TaskRow]:
 
 def status(connection: sa.Connection) -> Status:
     """Count everything. Raises LedgerError when a task's works are not those of the inputs."""
-    present = presence(connection)
-    here = inputs.c.inventory_id >= present
-    rows, documents = connection.execute(
-        sa.select(sa.func.count(), sa.func.count().filter(_FIRST)).where(here)
+    reading = presence(connection)
+    here = inputs.c.inventory_id == reading
+    rows, documents, unreadable, left_out = connection.execute(
+        sa.select(
+            sa.func.count(),
+            sa.func.count().filter(_FIRST),
+            sa.func.count().filter(inputs.c.unread == UNREADABLE),
+            sa.func.count().filter(inputs.c.unread == LEFT_OUT),
+        ).where(here)
     ).one()
     clashes = sa.select(inputs.c.id).where(here, _FIRST).group_by(inputs.c.id).having(sa.func.count() > 1)
-    last = connection.execute(sa.select(inventories).order_by(inventories.c.id.desc()).limit(1)).one_or_none()
-    counted = {}
-    for row in _active(connection):
-        counted[row.name] = _task_states(connection, row, present, documents, bool(last and last.complete))
+    counts = _reading(connection, inventories.c.id == reading)
+    latest = _reading(connection, sa.true())
+    complete = bool(counts and counts.complete)
     return Status(
         documents=documents,
-        rejected=last.rejected if last else 0,
+        rejected=latest.rejected if latest else 0,
         duplicates=rows - documents,
         clashing_ids=connection.execute(
             sa.select(sa.func.count()).select_from(clashes.subquery())
         ).scalar_one(),
-        read_completely=bool(last and last.complete),
-        tasks=counted,
+        read_completely=complete,
+        limited=bool(counts and counts.limited),
+        unreadable_files=counts.damaged if counts else 0,
+        unreadable_rows=unreadable,
+        left_out_rows=left_out,
+        tasks={
+            row.name: _task_states(connection, row, reading, documents, complete)
+            for row in _active(connection)
+        },
     )
 
 
+def _reading(connection: sa.Connection, which: sa.ColumnElement[bool]) -> Any:
+    """The latest reading of which that holds."""
+    query = sa.select(inventories).where(which).order_by(inventories.c.id.desc()).limit(1)
+    return connection.execute(query).one_or_none()
+
+
 def _task_states(
-    connection: sa.Connection, task: Any, present: int, documents: int, read_completely: bool
+    connection: sa.Connection, task: Any, reading: int, documents: int, read_completely: bool
 ) -> dict[str, int]:
     """Works by state. Documents that a task has not come to yet, because it was added after they were read,
     are pending.
     """
-    states = dict.fromkeys(STATES, 0) | _states(connection, task.id, present)
+    states = dict.fromkeys(STATES, 0) | _states(connection, task.id, reading)
     works = sum(states.values())
-    mine = (work.c.task_id == task.id, work.c.inventory_id >= present)
+    mine = (work.c.task_id == task.id, present(reading))
     known = (
         connection.execute(
             sa.select(sa.func.count(sa.distinct(work.c.document_key))).where(*mine)
@@ -274,22 +332,17 @@ def _task_states(
     return {**states, "pending": states["pending"] + documents - known}
 
 
-def _states(connection: sa.Connection, task: int, present: int) -> dict[str, int]:
+def _states(connection: sa.Connection, task: int, reading: int) -> dict[str, int]:
     query = sa.select(work.c.state, sa.func.count().label("works")).where(
-        work.c.task_id == task, work.c.inventory_id >= present
+        work.c.task_id == task, present(reading)
     )
     return {row.state: row.works for row in connection.execute(query.group_by(work.c.state))}
 
 
 def export_rows(connection: sa.Connection) -> Iterator[ExportRow]:
     """Present inputs in reading order, block by block."""
-    present = presence(connection)
     jobs = [(row.id, TaskJob(row.name, row.kind, {}, tuple(row.fields))) for row in _active(connection)]
-    query = (
-        sa.select(inputs)
-        .where(inputs.c.inventory_id >= present)
-        .order_by(inputs.c.ordinal, inputs.c.inventory_id.desc())
-    )
+    query = sa.select(inputs).where(inputs.c.inventory_id == presence(connection)).order_by(*in_order())
     for block in connection.execution_options(yield_per=_BLOCK_ROWS).execute(query).partitions():
         found = [_input(row) for row in block]
         by_task = {
@@ -322,6 +375,7 @@ def _input(row: Any) -> InputRow:
         row.fields or {},
         row.characters,
         row.occurrence,
+        row.unread,
     )
 
 
@@ -384,8 +438,9 @@ def _with_features(connection: sa.Connection, joined: Any) -> tuple[Any, sa.Labe
 
 def scored(connection: sa.Connection, task: int, *, with_features: bool = False) -> Iterator[DocumentScores]:
     """Present documents that a label task has finished, a text once, in the order of their keys."""
+    reading = presence(connection)
     joined = work.join(results, (results.c.task_id == work.c.task_id) & (results.c.key == work.c.key)).join(
-        inputs, (inputs.c.document_key == work.c.document_key) & (inputs.c.occurrence == 0)
+        inputs, inputs.c.document_key == work.c.document_key
     )
     state: sa.Label[Any] = sa.literal(b"", sa.LargeBinary).label("features")
     if with_features:
@@ -393,7 +448,13 @@ def scored(connection: sa.Connection, task: int, *, with_features: bool = False)
     query = (
         sa.select(inputs.c.id, work.c.document_key, results.c.scores, state)
         .select_from(joined)
-        .where(work.c.task_id == task, work.c.state == "done", work.c.inventory_id >= presence(connection))
+        .where(
+            work.c.task_id == task,
+            work.c.state == "done",
+            present(reading),
+            inputs.c.inventory_id == reading,
+            _FIRST,
+        )
         .order_by(work.c.key)
     )
     for row in connection.execution_options(yield_per=_BLOCK_ROWS).execute(query):
@@ -417,13 +478,13 @@ def rejected_rows(connection: sa.Connection) -> Iterator[dict[str, Any]]:
 
 def count_rows(connection: sa.Connection) -> int:
     """Present inputs, repeated ones counted as often as they are there."""
-    here = inputs.c.inventory_id >= presence(connection)
+    here = inputs.c.inventory_id == presence(connection)
     return int(connection.execute(sa.select(sa.func.count()).select_from(inputs).where(here)).scalar_one())
 
 
 def rows_among(connection: sa.Connection, document_keys: Collection[str]) -> dict[str, int]:
     """Those of the documents that are present, with how many inputs each has."""
-    here = inputs.c.inventory_id >= presence(connection)
+    here = inputs.c.inventory_id == presence(connection)
     query = sa.select(inputs.c.document_key, sa.func.count().label("rows")).where(
         here, inputs.c.document_key.in_(document_keys)
     )
@@ -433,7 +494,7 @@ def rows_among(connection: sa.Connection, document_keys: Collection[str]) -> dic
 def inputs_of(connection: sa.Connection, document_id: str) -> list[InputRow]:
     """Present inputs with this id, in reading order, a text once."""
     query = sa.select(inputs).where(
-        inputs.c.id == document_id, inputs.c.inventory_id >= presence(connection), inputs.c.occurrence == 0
+        inputs.c.id == document_id, inputs.c.inventory_id == presence(connection), _FIRST
     )
     return [_input(row) for row in connection.execute(query.order_by(inputs.c.ordinal))]
 
@@ -479,7 +540,7 @@ def task_results(
         .select_from(joined)
         .where(
             work.c.task_id == task,
-            work.c.inventory_id >= presence(connection),
+            present(presence(connection)),
             work.c.state.notin_(("pending", "running")),
         )
     )
@@ -512,7 +573,7 @@ def _covered(connection: sa.Connection, task: int, key: str) -> int:
 def clashing_ids(connection: sa.Connection, limit: int) -> list[tuple[str, int]]:
     """Ids that stand for several texts, with how many; the first ``limit`` by id."""
     texts = sa.func.count()
-    here = (inputs.c.inventory_id >= presence(connection), _FIRST)
+    here = (inputs.c.inventory_id == presence(connection), _FIRST)
     query = sa.select(inputs.c.id, texts).where(*here).group_by(inputs.c.id).having(texts > 1)
     return [(name, count) for name, count in connection.execute(query.order_by(inputs.c.id).limit(limit))]
 

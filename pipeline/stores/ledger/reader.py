@@ -61,19 +61,19 @@ class LedgerReader:
             return {name.removeprefix("resolved."): value for name, value in rows}
 
     def pending_size(self, task: str) -> tuple[int, int]:
-        """(works, characters) of a task that the latest reading of the source saw and that are pending."""
+        """(works, characters) of a task that the reading that counts saw and that are pending."""
         with self._reading() as connection:
             query = sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(work.c.characters), 0)).where(
                 work.c.task_id == self._task_ids[task],
                 work.c.state == "pending",
-                work.c.inventory_id == queries.latest(),
+                work.c.inventory_id == queries.presence(connection),
             )
             count, characters = connection.execute(query).one()
             return int(count), int(characters)
 
     def states_seen(self, task: str) -> dict[str, int]:
-        """Works by state among those that the latest reading of the source saw: what a run was about, also a
-        limited one.
+        """Works by state among those that the reading that counts saw: what a run was about, also a limited
+        one.
         """
         with self._reading() as connection:
             return queries.states_seen(connection, self._task_ids[task])

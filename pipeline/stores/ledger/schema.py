@@ -78,7 +78,8 @@ tasks = Table(
     Index("tasks_by_name", "name", "version", unique=True),
 )
 
-# One reading of the source. Rows and works say which one saw them last.
+# One reading of the source. It counts once it is ``settled``, and the latest that does says what is present.
+# ``damaged`` files could not be read to their end; ``complete``: none, and the reading was not ``limited``.
 inventories = Table(
     "inventories",
     metadata,
@@ -87,14 +88,20 @@ inventories = Table(
     Column("complete", Integer, nullable=False),
     Column("rows", Integer, nullable=False),
     Column("rejected", Integer, nullable=False),
+    Column("settled", Integer, nullable=False, server_default="0"),
+    Column("limited", Integer, nullable=False, server_default="0"),
+    Column("damaged", Integer, nullable=False, server_default="0"),
 )
 
-# ``occurrence``: n-th row with this key in one reading, so that a repeated row is exported in its own place.
-# Rows lie in the order of their entry: kept in the order of their keys, which are random, every commit would
-# rewrite most pages of a large table.
+# The rows of a reading, each entered anew; those of earlier ones go when it is settled. ``occurrence``: n-th
+# row with this key in it, so that a repeated row is exported in its own place. ``unread``: why the reading
+# keeps a row of the one before that it has not seen (``unread.py``); such a row stands before a seen one of
+# its ordinal. Rows lie in the order of their entry: kept in the order of their keys, which are random, every
+# commit would rewrite most pages of a large table.
 inputs = Table(
     "inputs",
     metadata,
+    Column("number", Integer, primary_key=True),
     Column("document_key", Text, nullable=False),
     Column("occurrence", Integer, nullable=False),
     Column("id", Text, nullable=False),
@@ -105,9 +112,10 @@ inputs = Table(
     Column("fields", JSON),
     Column("characters", Integer, nullable=False),
     Column("inventory_id", Integer, nullable=False),
-    PrimaryKeyConstraint("document_key", "occurrence"),
+    Column("unread", Text),
+    Index("inputs_by_document", "document_key"),
     Index("inputs_by_id", "id"),
-    Index("inputs_in_order", "ordinal"),
+    Index("inputs_in_order", "inventory_id", "ordinal"),
 )
 
 rejects = Table(
@@ -121,6 +129,8 @@ rejects = Table(
     Column("excerpt", Text, nullable=False),
 )
 
+# ``inventory_id``: the latest reading that saw a document of it. ``kept_id``: a settled reading in which it
+# is present all the same, because that keeps its row, or because a later one, not settled yet, saw it since.
 work = Table(
     "work",
     metadata,
@@ -132,6 +142,7 @@ work = Table(
     Column("characters", Integer, nullable=False),
     Column("attempts", Integer, nullable=False, server_default="0"),
     Column("crashes", Integer, nullable=False, server_default="0"),
+    Column("kept_id", Integer),
     PrimaryKeyConstraint("task_id", "key"),
     Index("work_by_state", "task_id", "state"),
 )

@@ -20,6 +20,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.schema import CreateTable
 
 from pipeline.errors import LedgerError
+from pipeline.stores.ledger.from_1_to_2 import VIEWS_OF_1, settle_readings
 from pipeline.stores.ledger.schema import meta, metadata
 from pipeline.system.atomic_write import disk_is_full
 
@@ -30,18 +31,20 @@ _ROOM_BYTES = 2**20  # beside the copy and what the steps write
 
 @dataclass(frozen=True, slots=True)
 class Upgrade:
-    """One step, from the format before it to the next. ``apply`` adds tables, and may fill them, in the
-    transaction it is given; ledgers went through it, so it never changes: write its SQL out.
+    """One step, from the format before it to the next. ``apply`` adds or changes tables, and may fill them,
+    in the transaction it is given; ledgers went through it, so it never changes: write its SQL out.
 
-    ``readable``: a reader can do without it, tables that are missing being empty to it.
+    ``readable``: a reader can do without it, tables that are missing being empty to it, and those that it
+    changes being seen through ``views``, SQL of temporary views under their names.
     """
 
     apply: Callable[[sa.Connection], None]
     readable: bool = True
+    views: Sequence[str] = ()
 
 
-UPGRADES: list[Upgrade] = []
-"""The first leads from format 1 to 2. There is none yet."""
+UPGRADES: list[Upgrade] = [Upgrade(settle_readings, views=VIEWS_OF_1)]
+"""The first leads from format 1 to 2."""
 
 
 def newest_format() -> int:
@@ -89,8 +92,8 @@ def upgrade(connection: sa.Connection, path: Path) -> None:
 
 
 def stand_in(engine: sa.Engine, path: Path, found: int, missing: Sequence[sa.Table]) -> None:
-    """Let readers of ``engine`` find ``missing`` tables empty: nothing is written to the file. Raises
-    LedgerError where a step in between cannot be done without.
+    """Let readers of ``engine`` find ``missing`` tables empty, and changed ones as they would be: nothing is
+    written to the file. Raises LedgerError where a step in between cannot be done without.
     """
     if not all(step.readable for step in UPGRADES[found - 1 :]):
         raise LedgerError(
@@ -101,6 +104,7 @@ def stand_in(engine: sa.Engine, path: Path, found: int, missing: Sequence[sa.Tab
         str(CreateTable(table).compile(dialect=sqlite.dialect())).replace("CREATE", "CREATE TEMPORARY", 1)
         for table in missing
     ]
+    statements += [view for step in UPGRADES[found - 1 :] for view in step.views]
 
     @sa.event.listens_for(engine, "connect")
     def prepare(connection: sqlite3.Connection, _: object) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from pipeline.records import Answer, Document, Failure, FieldValue, Origin, Outcome, Reject, TaskJob
 from pipeline.stores.ledger.ledger import Ledger
+from pipeline.stores.ledger.unread import Stop
 
 LONG = (
     "Read the report with care. Decide which of the categories it belongs to. Answer in one word and "
@@ -55,9 +56,8 @@ def read(
     complete: bool = True,
 ) -> None:
     inventory = ledger.start_inventory(run)
-    inventory.see(rows)
-    inventory.reject(rejects)
-    inventory.finish(complete=complete)
+    inventory.enter([*rows, *rejects])
+    inventory.finish(None if complete else Stop())
 
 
 def begun(ledger: Ledger, rows: Sequence[Document], *jobs: TaskJob) -> int:

@@ -122,7 +122,7 @@ def test_rejects_are_those_of_the_latest_reading_and_written_at_once(path: Path)
         run = begun(ledger, documents(3))
         read(ledger, run, documents(3), [reject(1), reject(2)])
         inventory = ledger.start_inventory(run)
-        inventory.reject([reject(9, "too many of them")])  # and then the run gives up, without finish
+        inventory.enter([reject(9, "too many of them")])  # and then the run gives up, without finish
         assert [row["line"] for row in ledger.rejects()] == [9]
         assert ledger.status().rejected == 1
 
@@ -278,10 +278,10 @@ def test_a_ledger_of_a_newer_version_is_refused(path: Path, write: bool) -> None
     with Ledger.open(path, write=True):
         pass
     with closing(sqlite3.connect(path)) as raw:
-        raw.execute("UPDATE meta SET value = '2' WHERE name = 'format'")
+        raw.execute("UPDATE meta SET value = '9' WHERE name = 'format'")
         raw.commit()
     with pytest.raises(
-        LedgerError, match="has format 2, this version reads 1; use the version that wrote it"
+        LedgerError, match="has format 9, this version reads 2; use the version that wrote it"
     ):
         Ledger.open(path, write=write)
 

@@ -29,8 +29,8 @@ with Ledger.open(Path(sys.argv[1]), write=True) as ledger:
     before, started = peak_bytes(), time.process_time()
     inventory = ledger.start_inventory(run)
     while block := list(itertools.islice(rows, 256)):
-        inventory.see(block)
-    inventory.finish(complete=True)
+        inventory.enter(block)
+    inventory.finish()
     read_seconds = time.process_time() - started
     counted = sum(1 for _ in ledger.rows())
     print(ledger.status().documents, counted, peak_bytes() - before, read_seconds)

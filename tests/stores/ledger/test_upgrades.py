@@ -1,5 +1,6 @@
 """A ledger of an earlier version gains tables: all or nothing, with a copy of it as it was, over kills and
-full disks. The steps here are tests' own; the ledger is a real one of version 0.1.0.
+full disks. The ledger is a real one of version 0.1.0; most steps here are tests' own, after those of the
+program.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tests.recorded.old_runs import restore
 from tests.small_disks import small_disk
 
 _ROOT = Path(__file__).parents[3]
+REGISTERED = list(upgrades.UPGRADES)
 ENOUGH_BYTES = 2 * 200_000 + 2 * 2**20
 
 
@@ -47,35 +49,67 @@ def dump(path: Path) -> list[str]:
 
 
 def upgraded(monkeypatch: pytest.MonkeyPatch, path: Path, *steps: Upgrade) -> None:
-    monkeypatch.setattr(upgrades, "UPGRADES", list(steps))
+    monkeypatch.setattr(upgrades, "UPGRADES", [*REGISTERED, *steps])
     Ledger.open(path, write=True).close()
 
 
-def copy_of(path: Path) -> Path:
-    return path.with_name("ledger.sqlite.format1")
+def copy_of(path: Path, format_: int = 1) -> Path:
+    return path.with_name(f"ledger.sqlite.format{format_}")
 
 
-def test_a_ledger_of_this_version_is_left_alone(ledger: Path) -> None:
-    Ledger.open(ledger, write=True).close()  # it gains the tables that it lacks
-    copy_of(ledger).unlink()
-    before = dump(ledger)
+@pytest.fixture
+def present(ledger: Path) -> Path:
+    """The ledger, upgraded to the format of this version."""
     Ledger.open(ledger, write=True).close()
-    assert dump(ledger) == before
-    assert not copy_of(ledger).exists()
-
-
-def test_tables_are_added_and_a_copy_is_kept(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = dump(ledger)
-    upgraded(monkeypatch, ledger, Upgrade(add_notes))
-    after = dump(ledger)
-    assert [line for line in before if line not in after] == ["INSERT INTO \"meta\" VALUES('format',1);"]
-    assert sum(line.startswith('INSERT INTO "notes"') for line in after) == 8
-    assert dump(copy_of(ledger)) == before
-    assert copy_of(ledger).stat().st_mode & 0o777 == 0o600
     copy_of(ledger).unlink()
-    upgraded(monkeypatch, ledger, Upgrade(add_notes))  # once
-    assert dump(ledger) == after
-    assert not copy_of(ledger).exists()
+    return ledger
+
+
+def test_a_ledger_of_this_version_is_left_alone(present: Path) -> None:
+    before = dump(present)
+    Ledger.open(present, write=True).close()
+    assert dump(present) == before
+    assert not list(present.parent.glob("ledger.sqlite.format*"))
+
+
+def test_tables_are_added_and_a_copy_is_kept(present: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, copy = dump(present), copy_of(present, len(REGISTERED) + 1)
+    upgraded(monkeypatch, present, Upgrade(add_notes))
+    after = dump(present)
+    gone = [line for line in before if line not in after]
+    assert gone == [f"INSERT INTO \"meta\" VALUES('format',{len(REGISTERED) + 1});"]
+    assert sum(line.startswith('INSERT INTO "notes"') for line in after) == 8
+    assert dump(copy) == before
+    assert copy.stat().st_mode & 0o777 == 0o600
+    copy.unlink()
+    upgraded(monkeypatch, present, Upgrade(add_notes))  # once
+    assert dump(present) == after
+    assert not copy.exists()
+
+
+def what_it_says(path: Path) -> list[object]:
+    """What readers find in a ledger."""
+    with Ledger.open(path, write=False) as opened:
+        return [opened.status(), list(opened.rows()), list(opened.scored("topic")), opened.documents("d1")]
+
+
+def test_readers_see_an_older_ledger_as_the_next_run_will(ledger: Path) -> None:
+    with closing(sqlite3.connect(ledger)) as connection:  # its last reading had come to no end
+        connection.execute("UPDATE inventories SET complete = 0")
+        connection.execute("UPDATE inputs SET inventory_id = 1 WHERE id IN ('d6', 'd7')")
+        of_1 = "SELECT document_key FROM inputs WHERE inventory_id = 1"
+        connection.execute(f"UPDATE work SET inventory_id = 1 WHERE document_key IN ({of_1})")  # noqa: S608
+        connection.commit()
+    before = dump(ledger)
+    old = what_it_says(ledger)
+    assert dump(ledger) == before
+    Ledger.open(ledger, write=True).close()
+    assert what_it_says(ledger) == old
+    rows: object = old[1]
+    assert isinstance(rows, list)
+    assert {row.input.id: row.input.unread for row in rows} == {
+        f"d{number}": "left out" if number > 5 else None for number in range(8)
+    }
 
 
 def test_several_steps_in_their_order(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,7 +119,8 @@ def test_several_steps_in_their_order(ledger: Path, monkeypatch: pytest.MonkeyPa
     upgraded(monkeypatch, ledger, Upgrade(add_notes), Upgrade(add_more))
     with closing(sqlite3.connect(ledger)) as connection:
         assert connection.execute("SELECT count(*) FROM more").fetchone() == (8,)
-        assert connection.execute("SELECT value FROM meta WHERE name = 'format'").fetchone() == (3,)
+        (found,) = connection.execute("SELECT value FROM meta WHERE name = 'format'").fetchone()
+    assert found == len(REGISTERED) + 3
 
 
 def test_a_step_that_raises_changes_nothing(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,9 +209,9 @@ def test_readers_find_what_is_missing_empty(ledger: Path, monkeypatch: pytest.Mo
 
 
 def test_readers_say_what_cannot_be_read_as_it_is(ledger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upgrades, "UPGRADES", [Upgrade(add_notes, readable=False)])
+    monkeypatch.setattr(upgrades, "UPGRADES", [*REGISTERED, Upgrade(add_notes, readable=False)])
     with pytest.raises(LedgerError, match=r"of an earlier version \(format 1\).*overnight run"):
         Ledger.open(ledger, write=False)
-    monkeypatch.setattr(upgrades, "UPGRADES", [Upgrade(add_notes)])
+    monkeypatch.setattr(upgrades, "UPGRADES", [*REGISTERED, Upgrade(add_notes)])
     with Ledger.open(ledger, write=False) as opened:
         assert opened.status().documents == 8
