@@ -227,6 +227,8 @@ def test_names_of_the_endings(server: Server, tmp_path: Path) -> None:
     night.rows[2]["text"] += " POISON"
     night.write_source(night.rows)
     with Serving(server, night) as serving:
+        limited = serving.ask_for("label", limit=2)
+        assert server.wait_ended(limited) == ("COMPLETED", "LimitReached"), serving.output
         failed = serving.ask_for("label")
         assert server.wait_ended(failed) == ("COMPLETED", "CompletedWithFailures"), serving.output
         assert "1 failed" in server.flow_run(failed)["state"]["message"]
