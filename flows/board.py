@@ -155,7 +155,7 @@ class Board:
 def percent(progress: Progress) -> float:
     """0 to 100. A run that comes to its report without any work had none left."""
     if progress.total:
-        return 100.0 * max(progress.share, progress.done / progress.total)
+        return 100.0 * progress.behind
     return 100.0 if progress.stage == "reporting" else 0.0
 
 

@@ -381,6 +381,11 @@ class Progress:
     planned_seconds: float | None = None
     expected_seconds: float | None = None
 
+    @property
+    def behind(self) -> float:
+        """The share of the work that is behind it: documents that are done, and parts of long ones."""
+        return max(self.share, self.done / self.total) if self.total else 0.0
+
     def after(self, seconds: float) -> Progress:
         """The same as it is likely to be after so many seconds without news: only the time left passes."""
         left = self.eta_seconds

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from pipeline.records import WORKING
 from pipeline.records import Progress as Report
 from pipeline.system.units import duration
 
@@ -37,16 +38,16 @@ def display(beginning: str, *, quiet: bool = False) -> Iterator[Observer]:
 
 def _bar(beginning: str) -> Iterator[Observer]:
     from rich.console import Console  # only where there is a terminal
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import BarColumn, Progress, TextColumn
 
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
-        MofNCompleteColumn(),
+        TextColumn("{task.fields[counts]}"),
         TextColumn("{task.fields[facts]}"),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        line = bar.add_task(beginning, total=None, facts="")
+        line = bar.add_task(beginning, total=None, counts="", facts="")
 
         def observe(report: Report) -> None:
             if report.stage == "remark":  # stays above the bar
@@ -56,8 +57,9 @@ def _bar(beginning: str) -> Iterator[Observer]:
             bar.update(
                 line,
                 description=label,
-                total=report.total or None,
-                completed=report.done,
+                total=1.0 if report.total else None,
+                completed=report.behind,
+                counts=_counts(report),
                 facts=facts(report),
             )
 
@@ -73,7 +75,8 @@ class _Lines:
 
     def __call__(self, report: Report) -> None:
         now = time.monotonic()
-        if report.stage == self._stage != "remark" and now - self._last < _LINE_SECONDS:
+        is_news = report.stage == "remark" or (report.stage == WORKING and report.message)
+        if report.stage == self._stage and now - self._last < _LINE_SECONDS and not is_news:
             return
         self._stage, self._last = report.stage, now
         print(f"{time.strftime('%H:%M:%S')} {where(report)}", file=sys.stderr, flush=True)
@@ -81,8 +84,12 @@ class _Lines:
 
 def where(report: Report) -> str:
     """``working 12/60 2 failed, 310 tokens/s, 1 h 05 min left``, or what it says itself."""
-    counts = f" {report.done:,}/{report.total:,}" if report.total else ""
-    return f"{report.message or report.stage}{counts} {facts(report)}".rstrip()
+    known = [report.message or report.stage, _counts(report), facts(report)]
+    return " ".join(filter(None, known))
+
+
+def _counts(report: Report) -> str:
+    return f"{report.done:,}/{report.total:,}" if report.total else ""
 
 
 def facts(report: Report) -> str:
@@ -92,7 +99,7 @@ def facts(report: Report) -> str:
         known.append(f"{report.failed:,} failed")
     if report.tokens_per_second:
         known.append(f"{report.tokens_per_second:,.0f} tokens/s")
-    if report.total and report.share - report.done / report.total > _WORTH_SAYING:
+    if report.total and report.behind - report.done / report.total > _WORTH_SAYING:
         known.append(f"{report.share:.0%} read")
     if report.eta_seconds is not None:
         known.append(f"{duration(round(report.eta_seconds))} left")

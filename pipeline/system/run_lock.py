@@ -13,6 +13,7 @@ import errno
 import json
 import os
 import secrets
+import shlex
 import socket
 import time
 from collections.abc import Iterator, Mapping
@@ -126,11 +127,7 @@ class RunLock:
         try:
             lock.acquire(poll_interval=_PATIENCE_SECONDS / 10)
         except Timeout:
-            holder = self.holder() or Holder()
-            raise AlreadyRunning(
-                f"{self._folder} is in use by another run ({holder.name}); wait for it, or stop it with "
-                f"overnight stop {self._folder}"
-            ) from None
+            raise AlreadyRunning(self._taken_by(self.holder() or Holder())) from None
         except NotImplementedError:
             raise UsageError(
                 f"the file system that holds {self._folder} knows no locks; put run.directory elsewhere"
@@ -154,6 +151,12 @@ class RunLock:
     def ask_to_stop(self, holder: Holder) -> None:
         """Leave word for ``holder``, and for nobody who comes after it. Raises OSError."""
         _request(self._folder, holder).touch(mode=0o600)
+
+    def _taken_by(self, holder: Holder) -> str:
+        if holder.command != RUN:
+            return f"{self._folder} is in use for a moment ({holder.name}); run the same command again"
+        stop = f"overnight stop {shlex.quote(str(self._folder))}"
+        return f"{self._folder} is in use by another run ({holder.name}); wait for it, or stop it with {stop}"
 
     def _is_taken(self) -> bool:
         """Looked at without standing in anybody's way for longer than a moment."""

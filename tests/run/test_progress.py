@@ -52,6 +52,11 @@ def test_without_a_plan_there_is_nothing_to_set_right(monkeypatch: pytest.Monkey
 def test_long_documents_show_before_they_are_done() -> None:
     early = Progress("working", done=0, total=4, share=0.31, eta_seconds=90.0)
     assert where(early) == "working 0/4 31% read, 90 s left"
+    assert (early.behind, Progress("working", done=2, total=4).behind, Progress("reading").behind) == (
+        0.31,
+        0.5,
+        0,
+    )
     even = Progress("working", done=2, total=4, share=0.5)
     assert facts(even) == ""
 

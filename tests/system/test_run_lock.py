@@ -50,7 +50,10 @@ def test_its_holder_is_known_while_it_lives(tmp_path: Path) -> None:
         assert holder is not None
         assert (holder.command, holder.pid, holder.host) == ("run", process.pid, socket.gethostname())
         assert holder.doing == {"stage": "working"}
-        with pytest.raises(AlreadyRunning, match=str(process.pid)), lock.held("run"):
+        with (
+            pytest.raises(AlreadyRunning, match=f"process {process.pid} .*overnight stop "),
+            lock.held("run"),
+        ):
             pass
     finally:
         ended(process)
@@ -60,6 +63,8 @@ def test_its_holder_is_known_while_it_lives(tmp_path: Path) -> None:
         found = lock.holder()
         assert found is not None
         assert (found.command, found.pid, found.doing) == ("retry", os.getpid(), {})
+        with pytest.raises(AlreadyRunning, match=r"for a moment.*overnight retry"), lock.held("run"):
+            pass
     assert sorted(place.name for place in tmp_path.iterdir()) in ([], ["lock"])
 
 
