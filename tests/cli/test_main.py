@@ -31,9 +31,12 @@ LIGHT = {
     "pipeline.cli.cache",
     "pipeline.cli.plan",
     "pipeline.cli.quality",
+    "pipeline.cli.serve",
+    "pipeline.cli.tables",
     "pipeline.cli.watch",
     "pipeline.cli.common",
     "pipeline.errors",
+    "pipeline.system.child_python",
     "pipeline.system",
     "pipeline.system.standard_streams",
 }

@@ -13,11 +13,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pipeline.records import Progress
 from pipeline.system.run_directory import RunDirectory
 from pipeline.system.run_lock import RunLock
 from tests.nights import TASKS, ANight, documents, no_process_left
@@ -86,27 +88,43 @@ def test_status_says_where_a_run_is_and_a_killed_one_computes_nothing(tmp_path: 
     assert no_process_left(tmp_path)
 
 
-def test_following_ends_with_the_run(tmp_path: Path) -> None:
-    night = ANight(tmp_path, documents(30, longest=3), [TASKS[0]], {"seconds": 0.1, "load_seconds": 1})
-    with running(night) as process:
-        waited_for(night, "loading")
-        followers = [
-            night.start("status", str(night.directory), "--follow", *more) for more in ((), ("--json",))
+def until(stream: Any, words: str) -> list[str]:
+    """Lines up to the first with ``words`` in it."""
+    lines = [stream.readline()]
+    while words not in lines[-1]:
+        assert lines[-1], f"it ended without {words}"
+        lines.append(stream.readline())
+    return lines
+
+
+def test_following_goes_on_until_the_run_ends(tmp_path: Path) -> None:
+    """Whoever follows sees what the holder of the lock says, and how the ledger says it ended."""
+    night = ANight(tmp_path, documents(3, longest=3), [TASKS[0]])
+    assert night.run().returncode == 0
+    arguments = ("status", str(night.directory), "--follow")
+    with RunDirectory(night.directory).locked() as held:
+        held.say(asdict(Progress("loading", message="loading the model")))
+        followers = [night.start(*arguments), night.start(*arguments, "--json")]
+        lines = [until(follower.stdout, "loading") for follower in followers]
+        held.say(asdict(Progress("working", 1, 0, 3, 310.0, 90.0)))
+        lines = [
+            [*before, *until(follower.stdout, "working")]
+            for before, follower in zip(lines, followers, strict=True)
         ]
-        told = [follower.communicate(timeout=_SECONDS) for follower in followers]
-        assert process.wait(_SECONDS) == 0
-    assert [follower.returncode for follower in followers] == [0, 0]
-    assert [err for _, err in told] == ["", ""]
-    lines = told[0][0].splitlines()
-    assert any("loading the model" in line for line in lines)
-    assert any("working" in line for line in lines)
-    assert "the last one ended" in lines[-1]
-    assert "30 done" in lines[-2]
-    objects = [json.loads(line) for line in told[1][0].splitlines()]
-    assert len(objects) > 2
-    assert [found["run"]["alive"] for found in objects[-2:]] == [True, False]
+    told = [follower.communicate(timeout=_SECONDS) for follower in followers]
+    assert [(follower.returncode, err) for follower, (_, err) in zip(followers, told, strict=True)] == [
+        (0, "")
+    ] * 2
+    assert "working 1/3 310 tokens/s, " in lines[0][-1]
+    assert told[0][0].splitlines()[-3:-1] == [
+        "3 documents, 0 rejected, 0 repeated; complete",
+        "topic: 3 done",
+    ]
+    assert "the last one ended" in told[0][0].splitlines()[-1]
+    objects = [json.loads(line) for line in [*lines[1], *told[1][0].splitlines()]]
+    assert [found["run"]["alive"] for found in objects] == [True] * (len(objects) - 1) + [False]
+    assert objects[0]["run"]["phase"] == "loading"
     assert objects[-1]["run"]["last"]["reason"] == "done"
-    assert objects[-1]["complete"]
 
 
 def test_stop_ends_a_run_as_ctrl_c_would(tmp_path: Path) -> None:
