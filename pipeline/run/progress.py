@@ -32,8 +32,9 @@ class Noted:
         self._observer = observer
 
     def __call__(self, progress: Progress) -> None:
-        """Note it, and pass it on."""
-        self._held.say(asdict(progress))
+        """Note it, unless it is said in passing, and pass it on."""
+        if progress.stage != "remark":
+            self._held.say(asdict(progress))
         self._observer(progress)
 
 
