@@ -13,6 +13,7 @@ from prefect.exceptions import Abort
 from prefect.settings import PREFECT_API_URL
 
 from flows import night
+from flows.arguments import Once
 from flows.board import SERVER_ERRORS
 from flows.connection import require_server
 from flows.night import Ending
@@ -70,7 +71,7 @@ def _parser(kind: str) -> argparse.ArgumentParser:
         metavar="A.B=C",
         help="override a key; may be repeated",
     )
-    parser.add_argument("--limit", type=int, metavar="N", help="only the first N documents")
+    parser.add_argument("--limit", action=Once, type=int, metavar="N", help="only the first N documents")
     return parser
 
 

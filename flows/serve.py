@@ -25,6 +25,7 @@ from prefect.runner import Runner
 from prefect.schedules import Cron, Schedule
 from prefect.types.entrypoint import EntrypointType
 
+from flows.arguments import Once
 from flows.claims import claim_before_taking, claiming
 from flows.connection import require_server
 from flows.kinds import flows
@@ -131,11 +132,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--config",
+        action=Once,
         default="configs/demo.yaml",
         help="the configuration that scheduled runs use (%(default)s)",
     )
-    parser.add_argument("--cron", default=_CRON, help="when all start, or 'none' (%(default)s)")
-    parser.add_argument("--timezone", default=local_timezone(), help="of the schedule (%(default)s)")
+    parser.add_argument("--cron", action=Once, default=_CRON, help="when all start, or 'none' (%(default)s)")
+    parser.add_argument(
+        "--timezone", action=Once, default=local_timezone(), help="of the schedule (%(default)s)"
+    )
     return parser
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline.cli.commands import Commands
 from pipeline.cli.common import AsJson, print_facts
 from pipeline.errors import ConfigError, UsageError
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from pipeline.stores.kv.admin import Inspected, Listed
     from pipeline.stores.kv.manifest import EntryKind
 
-app = typer.Typer(name="cache", help="Persisted KV caches: list, verify, prune.", no_args_is_help=True)
+app = Commands(name="cache", help="Persisted KV caches: list, verify, prune.", no_args_is_help=True)
 
 StorePath = Annotated[
     Path,

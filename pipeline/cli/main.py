@@ -15,6 +15,7 @@ import typer
 
 from pipeline import __version__
 from pipeline.cli.cache import app as cache_commands
+from pipeline.cli.commands import Commands
 from pipeline.cli.common import AsJson, ConfigPath, Overrides, RunPath, open_ledger, print_facts
 from pipeline.cli.plan import plan
 from pipeline.cli.quality import add_quality_commands
@@ -43,7 +44,7 @@ def _print_version(wished: bool) -> None:
         raise typer.Exit
 
 
-app = typer.Typer(
+app = Commands(
     name="overnight",
     epilog="Exit codes: 0 all done; 3 finished, but some documents failed or could not be read; 2 wrong "
     "usage or configuration, or nothing to read; 75 the same command has work left; 1 a fault of ours.",
@@ -124,11 +125,14 @@ def run(
     raise typer.Exit(result.exit_code)
 
 
-app.command()(plan)
+app.command(needs={"plot_format": ["plots"], "disk": ["vram", "ram", "pcie", "cores"]})(plan)
 app.command()(serve)
 
 
-@app.command()
+@app.command(
+    needs={"context": ["placements"]},
+    alone={"placements": ["documents", "slow_documents", "task", "to_the_end", "only"]},
+)
 def bench(
     config: ConfigPath,
     overrides: Overrides = None,
@@ -178,11 +182,14 @@ def bench(
 app.command()(export)
 
 
-@app.command()
+@app.command(needs={"label_field": ["gold"]})
 def calibrate(
     directory: RunPath,
     gold: Annotated[
-        Path | None, typer.Option(help="File of ids and true labels: .jsonl, .csv, .parquet, ...")
+        list[Path] | None,
+        typer.Option(
+            help="File of ids and true labels: .jsonl, .csv, .parquet, ...; may be repeated, they add up."
+        ),
     ] = None,
     task: Annotated[
         list[str] | None, typer.Option(help="Only this task; may be repeated. All label tasks otherwise.")
@@ -220,7 +227,7 @@ def calibrate(
         made = calibrate_run(
             ledger,
             names=task,
-            gold=gold,
+            gold=gold or (),
             label_field=label_field,
             method=method,
             shares=expected_shares,
@@ -334,7 +341,7 @@ def keys(
     print_facts(to_json(found) if as_json else None, markdown(found) if as_markdown else text_lines(found))
 
 
-@app.command()
+@app.command(needs={"overrides": ["config"]})
 def doctor(
     config: Annotated[
         Path | None, typer.Argument(metavar="[CONFIG]", help="Also check this configuration.")

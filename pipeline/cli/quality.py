@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline.cli.commands import Commands
 from pipeline.cli.common import AsJson, ConfigPath, Overrides, RunPath, open_ledger, print_facts
 
 if TYPE_CHECKING:
@@ -25,9 +26,15 @@ Seed = Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Of what is drawn 
 
 def evaluate(
     directory: RunPath,
-    gold: Annotated[Path | None, typer.Option(help="File of ids and true labels, for label tasks.")] = None,
+    gold: Annotated[
+        list[Path] | None,
+        typer.Option(help="File of ids and true labels, for label tasks; may be repeated, they add up."),
+    ] = None,
     references: Annotated[
-        Path | None, typer.Option(help="File of ids and reference summaries, for summarize tasks.")
+        list[Path] | None,
+        typer.Option(
+            help="File of ids and reference summaries, for summarize tasks; may be repeated, they add up."
+        ),
     ] = None,
     task: Annotated[list[str] | None, typer.Option(help="Only this task; may be repeated.")] = None,
     view: Annotated[
@@ -56,8 +63,8 @@ def evaluate(
     with open_ledger(directory) as ledger:
         facts = judge(
             ledger,
-            gold=gold,
-            references=references,
+            gold=gold or (),
+            references=references or (),
             names=task,
             view=view,
             label_field=label_field,
@@ -140,10 +147,17 @@ def sample(
     print_facts(facts if as_json else None, [*_written(facts), *labels])
 
 
-def add_quality_commands(app: typer.Typer) -> None:
+def add_quality_commands(app: Commands) -> None:
     """Give the program these commands."""
-    for command in (evaluate, review, sample):
-        app.command()(command)
+    app.command(
+        needs={
+            "label_field": ["gold"],
+            "reference_field": ["references"],
+            "plot_format": ["plots", "plots_to"],
+        }
+    )(evaluate)
+    app.command(needs={"label_field": ["gold"]})(review)
+    app.command()(sample)
 
 
 def _written(facts: dict[str, object]) -> list[str]:

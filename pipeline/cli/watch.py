@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from pipeline.cli.commands import Commands
 from pipeline.cli.common import AsJson, RunPath, open_ledger, print_facts
 from pipeline.errors import UsageError
 
@@ -75,7 +76,7 @@ def stop(directory: RunPath, as_json: AsJson = False) -> None:
     print_facts(facts if as_json else None, lines)
 
 
-def add_watch_commands(app: typer.Typer) -> None:
+def add_watch_commands(app: Commands) -> None:
     """Give the program these commands."""
     for command in (status, stop):
         app.command()(command)
