@@ -30,9 +30,9 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments. Raises UsageError."""
         given = self.make_parser(ctx).parse_args(args=list(args))[2]
+        self._refuse_repeated(given)
         left = super().parse_args(ctx, args)
         ctx.params.update({name: _at_home(value) for name, value in ctx.params.items()})
-        self._refuse_repeated(given)
         self._refuse_idle({param.name for param in given if ctx.params.get(param.name) is not None})
         return left
 

@@ -24,7 +24,7 @@ from pipeline.quality.features import Features, unpacked
 from pipeline.quality.metrics import Bools
 from pipeline.quality.scores import Floats, extra, label_numbers
 from pipeline.quality.several import SeveralCalibration, calibrate_several
-from pipeline.results.gold import GoldLabel, read_gold
+from pipeline.results.gold import Gold, GoldLabel, all_files, read_gold
 from pipeline.results.label_view import View, certainty, is_multi, labels_of, shown_to_the_model, view_of
 from pipeline.stores.ledger.ledger import Ledger
 from pipeline.stores.ledger.queries import TaskRow
@@ -54,7 +54,7 @@ class ViewOptions:
 
     method: Method = "auto"
     expected_shares: Mapping[str, float] | None = None
-    gold: Mapping[str, GoldLabel] | None = None
+    gold: Gold | None = None
     unfit: frozenset[str] = frozenset()
     abstain_below: float | None = None
     target_accuracy: float | None = None
@@ -95,7 +95,7 @@ def calibrate_run(
     ledger: Ledger,
     *,
     names: Sequence[str] | None = None,
-    gold: Path | None = None,
+    gold: Path | Sequence[Path] = (),
     label_field: str = "label",
     method: str = "auto",
     shares: Sequence[str] | None = None,
@@ -118,8 +118,15 @@ def calibrate_run(
         raise UsageError(f"method {method!r} is none of {', '.join(_METHODS)}")
     if target_accuracy is not None and abstain_below is not None:
         raise UsageError("--target-accuracy and --abstain-below both set the threshold: keep one of the two")
-    if method == "gold" and gold is None:
+    if method == "gold" and not gold:
         raise UsageError("method gold needs gold labels: give --gold FILE")
+    if method not in ("auto", "gold") and gold and target_accuracy is None:
+        raise UsageError(
+            f"method {method} uses gold labels for nothing but --target-accuracy: give that, or method gold, "
+            f"or leave out --gold"
+        )
+    if method == "none" and shares:
+        raise UsageError("method none uses no --share: leave it out, or choose another method")
     asked = {
         name: ViewOptions(
             method=cast("Method", method),
@@ -127,8 +134,8 @@ def calibrate_run(
             abstain_below=abstain_below,
             target_accuracy=target_accuracy,
             gold=None
-            if gold is None
-            else read_gold([gold], labels_of(task), multi=is_multi(task), label_field=label_field),
+            if not gold
+            else read_gold(all_files(gold), labels_of(task), multi=is_multi(task), label_field=label_field),
             unfit=shown_to_the_model(task),
         )
         for name, task in ((name, known[name]) for name in chosen)
@@ -224,7 +231,7 @@ def _uses_gold(task: LabelTask) -> bool:
     return task.gold is not None and (task.calibration != "none" or task.target_accuracy is not None)
 
 
-def _configured_gold(task: LabelTask) -> Mapping[str, GoldLabel] | None:
+def _configured_gold(task: LabelTask) -> Gold | None:
     if task.gold is None or not _uses_gold(task):
         return None
     return read_gold(task.gold_files, tuple(task.labels), multi=task.multi, label_field=task.label_field)
@@ -362,10 +369,14 @@ def _gold_rows(
 
 
 def _left_out(table: _Table, options: ViewOptions) -> list[str]:
-    if not table.left_out:
+    gold = options.gold
+    if gold is None:
         return []
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in table.left_out.items())
-    return [f"of {len(options.gold or ()):,} gold labels left out: {reasons}"]
+    told = gold.told_unused()
+    if table.left_out:
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in table.left_out.items())
+        told.append(f"of {len(gold):,} gold labels left out: {reasons}")
+    return [*told, *filter(None, [gold.no_sample(gold.keys() if table.gold else ())])]
 
 
 def _refuse_unscored(task: TaskRow, table: _Table) -> None:

@@ -8,20 +8,53 @@ from __future__ import annotations
 
 import glob
 import json
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.config import SourceConfig, as_written
 from pipeline.errors import UsageError
-from pipeline.records import FieldValue
+from pipeline.records import FieldValue, Reject
 from pipeline.sources import read_values
 from pipeline.sources.files import is_table
 from pipeline.system.escape import from_spreadsheet
+from pipeline.tasks.label.label_names import label_meant
 
 _SHOWN = 5
+_PROPOSED = "proposed_label"  # a column of reviews, whose documents are chosen
 
 GoldLabel = str | tuple[str, ...]
 """A document's true label; with ``multi`` all of them, in the task's order."""
+
+
+class Gold(dict[str, GoldLabel]):
+    """Labels by document id. ``unused`` counts rows of the files that give none, by reason; ``chosen`` are
+    the documents that a review has picked: no random ones.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unused: Counter[str] = Counter()
+        self.chosen: set[str] = set()
+
+    def told_unused(self) -> list[str]:
+        """The rows that are not used, in words."""
+        return [f"{count:,} rows of gold files not used: {reason}" for reason, count in self.unused.items()]
+
+    def no_sample(self, used: Collection[str]) -> str:
+        """What must be said where all that is ``used`` was chosen; "" otherwise."""
+        if not used or not self.chosen.issuperset(used):
+            return ""
+        return (
+            "all gold labels used are of documents that overnight review chose, which is no random sample: "
+            "how often answers are right on them is not how often they are right"
+        )
+
+
+def all_files(given: Path | Sequence[Path]) -> tuple[Path, ...]:
+    """One file, or several."""
+    return (given,) if isinstance(given, Path) else tuple(given)
 
 
 def read_gold(
@@ -31,49 +64,67 @@ def read_gold(
     multi: bool = False,
     id_field: str = "id",
     label_field: str = "label",
-) -> dict[str, GoldLabel]:
-    """Labels by document id, of all files together. Rows without a label are left out: a review that is half
-    filled in is a smaller gold set.
+) -> Gold:
+    """Labels by document id, of all files together. Rows without a label are left out and counted: a review
+    that is half filled in is a smaller gold set.
 
-    Raises UsageError for a file without gold labels, and for labels that are none of the task's; SourceError
-    when it cannot be read.
+    Raises UsageError for a file without gold labels, for labels that are none of the task's, and for
+    documents that are given several; SourceError when one cannot be read.
     """
-    told = ", ".join(map(str, paths))
-    found: dict[str, GoldLabel] = {}
+    found = Gold()
     wrong: list[str] = []
     clashing: list[str] = []
-    for name, text in (row for path in paths for row in _rows(path, id_field, label_field)):
-        named = parse_labels(text, labels) if multi else (text,)
-        unknown = [label for label in named if label not in labels]
-        wrong += [f"{label!r} (document {name!r})" for label in unknown]
-        label: GoldLabel = tuple(known for known in labels if known in named) if multi else text
-        if not unknown and found.setdefault(name, label) != label:
-            clashing.append(repr(name))
+    for path in paths:
+        before, told = len(found), Counter[str]()
+        used = 0
+        for row in _rows(path, id_field, label_field, told):
+            used += 1
+            named = [label_meant(one, labels) or one for one in parse_labels(row.label, labels, multi=multi)]
+            unknown = [one for one in named if one not in labels]
+            wrong += [f"{one!r} (document {row.id!r})" for one in unknown]
+            label: GoldLabel = tuple(one for one in labels if one in named) if multi else named[0]
+            if not unknown and (first := found.setdefault(row.id, label)) != label:
+                clashing.append(f"{row.id!r} ({_shown(first)}, {_shown(label)})")
+            if row.chosen:
+                found.chosen.add(row.id)
+        found.unused += told
+        if not used and len(found) == before:
+            reasons = "".join(f"; {count:,} rows: {reason}" for reason, count in told.items())
+            raise UsageError(
+                f"{path} holds no gold labels: rows with the fields {id_field!r} and {label_field!r} are "
+                f"needed{reasons}"
+            )
+    _refuse(", ".join(map(str, paths)), labels, wrong, clashing)
+    return found
+
+
+def _refuse(paths: str, labels: Sequence[str], wrong: list[str], clashing: list[str]) -> None:
     if wrong:
         raise UsageError(
-            f"{told} has labels that the task does not have: {', '.join(wrong[:_SHOWN])}{_more(wrong)}; "
+            f"{paths} has labels that the task does not have: {', '.join(wrong[:_SHOWN])}{_more(wrong)}; "
             f"it has {', '.join(labels)}"
         )
     if clashing:
         raise UsageError(
-            f"{told} gives different labels to the same document: "
-            f"{', '.join(clashing[:_SHOWN])}{_more(clashing)}"
+            f"{paths} gives different labels to the same document: "
+            f"{', '.join(clashing[:_SHOWN])}{_more(clashing)}; keep one of each"
         )
-    if not found:
-        raise UsageError(
-            f"{told} holds no gold labels: rows with the fields {id_field!r} and {label_field!r} are needed"
-        )
-    return found
+
+
+def _shown(label: GoldLabel) -> str:
+    return label if isinstance(label, str) else written_labels(label)
 
 
 def gold_ids(path: str | Path, *, id_field: str = "id", label_field: str = "label") -> set[str]:
     """Ids of the documents that a file gives a label to, whatever it is. Raises UsageError, SourceError."""
-    return {name for name, _ in _rows(path, id_field, label_field)}
+    return {row.id for row in _rows(path, id_field, label_field, Counter())}
 
 
-def parse_labels(text: str, labels: Sequence[str]) -> tuple[str, ...]:
-    """The labels that a cell names; those that the task does not have are among them as they are written."""
-    if text in labels:
+def parse_labels(text: str, labels: Sequence[str], *, multi: bool = True) -> tuple[str, ...]:
+    """The labels that a cell names, one unless ``multi``; those that the task does not have are among them as
+    they are written.
+    """
+    if not multi or label_meant(text, labels) is not None:
         return (text,)
     if text.startswith("["):
         try:
@@ -91,15 +142,27 @@ def written_labels(named: Sequence[str]) -> str:
     return "|".join(named) if plain else json.dumps(list(named), ensure_ascii=False)
 
 
-def _rows(path: str | Path, id_field: str, label_field: str) -> Iterator[tuple[str, str]]:
-    """Id and label of each row that has both, as they were before our own files escaped them for
-    spreadsheets.
+@dataclass(frozen=True, slots=True)
+class _Row:
+    id: str
+    label: str
+    chosen: bool
+
+
+def _rows(path: str | Path, id_field: str, label_field: str, unused: Counter[str]) -> Iterator[_Row]:
+    """Each row that has an id and a label, as they were before our own files escaped them for spreadsheets;
+    the others are counted in ``unused``.
     """
     back = from_spreadsheet if is_table(str(path)) else str
-    for name, value in read_values(_source(path, id_field, label_field)):
-        label = _label(value)
-        if label:
-            yield back(name), back(label)
+    places: dict[str, str] = {}
+    for row in read_values(_source(path, id_field, label_field), (_PROPOSED,)):
+        if isinstance(row, Reject):
+            where = f"{row.origin.file}, line {row.origin.line}"
+            unused[f"{row.reason} (first: {places.setdefault(row.reason, where)})"] += 1
+        elif label := _label(row.value):
+            yield _Row(back(row.id), back(label), _PROPOSED in row.fields)
+        else:
+            unused[f"without a label ({path})"] += 1
 
 
 def _source(path: str | Path, id_field: str, label_field: str) -> SourceConfig:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.config import SourceConfig
@@ -18,10 +19,20 @@ from pipeline.records import Document, FieldValue, Origin, Reject
 from pipeline.sources.files import SourceFile, is_hub, is_saved
 from pipeline.sources.folder import meant
 from pipeline.sources.grouping import join_groups
-from pipeline.sources.rows import Raw, Wanted, mend, read_fields, read_id, to_document, wanted
+from pipeline.sources.rows import (
+    Raw,
+    Wanted,
+    mend,
+    read_fields,
+    read_id,
+    reject,
+    to_document,
+    wanted,
+)
 from pipeline.sources.streams import DamagedFile
 
 __all__ = [
+    "Valued",
     "names_in_order",
     "read_columns",
     "read_source",
@@ -96,19 +107,35 @@ def _groups_with_values(
         yield found, own
 
 
-def read_values(config: SourceConfig) -> Iterator[tuple[str, FieldValue]]:
-    """Id and value of ``text_field``, whatever its type, of each row that has both; lists and objects as JSON
-    text. Raises SourceError.
+@dataclass(frozen=True, slots=True)
+class Valued:
+    """A row's id, the value of ``text_field`` whatever its type, and those further fields that it has."""
+
+    id: str
+    value: FieldValue
+    fields: Mapping[str, FieldValue]
+
+
+def read_values(config: SourceConfig, fields: Collection[str] = ()) -> Iterator[Valued | Reject]:
+    """Id and value of ``text_field`` of each row, lists and objects as JSON text; a Reject for each that
+    lacks one of the two. Raises SourceError.
     """
-    want = wanted(config, ())
+    want = wanted(config, fields)
     with closing(_read_paths(config, want)) as rows:
         for row in rows:
-            if isinstance(row, Reject):
-                continue
-            name = row.identity if row.identity is not None else read_id(row, want)
-            values = read_fields(row, (want.text,))
-            if isinstance(name, str) and not isinstance(values, Reject) and want.text in values:
-                yield name, values[want.text]
+            yield row if isinstance(row, Reject) else _valued(row, want)
+
+
+def _valued(row: Raw, want: Wanted) -> Valued | Reject:
+    name = row.identity if row.identity is not None else read_id(row, want)
+    if isinstance(name, Reject):
+        return name
+    values = read_fields(row, (want.text, *want.fields))
+    if isinstance(values, Reject):
+        return values
+    if want.text not in values:
+        return reject(row, f"the field {want.text!r} is missing")
+    return Valued(name, values.pop(want.text), values)
 
 
 def source_files(config: SourceConfig) -> list[str]:

@@ -29,9 +29,9 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """The file that answers are compared with, the field in it, and the number of the view that is judged."""
+    """The files that answers are compared with, the field in them, and the number of the view judged."""
 
-    path: Path
+    paths: tuple[Path, ...]
     field: str
     view: int | None = None
 

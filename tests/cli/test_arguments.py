@@ -33,12 +33,6 @@ OPTIONS = [
 ]
 
 
-def value_of(param: Any) -> str:
-    return {"integer": "3", "integer range": "3", "float": "0.5", "float range": "0.5"}.get(
-        param.type.name, "x"
-    )
-
-
 def test_every_command_looks_at_its_arguments() -> None:
     assert len(COMMANDS) > 15
     assert all(isinstance(command, Command) for _, command in COMMANDS)
@@ -52,11 +46,11 @@ def test_every_command_looks_at_its_arguments() -> None:
 def test_an_option_twice_adds_up_or_is_refused(words: tuple[str, ...], param: Any) -> None:
     """Before anything is looked at: the places named here do not exist."""
     option = max(param.opts, key=len)
-    given = [*words, *["nowhere"] * 2, option, value_of(param), option, value_of(param)]
+    given = [*words, *["nowhere"] * 2, option, "x", option, "x"]
     done = CliRunner().invoke(app, given)
     said = f"{option} stands 2 times; give it once"
     refused = isinstance(done.exception, UsageError) and str(done.exception) == said
-    assert refused is not bool(param.multiple) or "unexpected extra argument" in done.output
+    assert refused is not bool(param.multiple), (done.output, done.exception)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from pipeline.config import SourceConfig, TaskSection, parse_config
 from pipeline.errors import ConfigError, DocumentFailed
 from pipeline.prompts import fits
 from pipeline.records import Answer, Document, Step, TaskJob
-from pipeline.sources import read_values
+from pipeline.sources import Valued, read_values
 from pipeline.tasks import Setting, Work
 from pipeline.tasks.answers import Answers, Column, ColumnType, Counts, Judge, Wanted
 from pipeline.tasks.base import definition
@@ -105,7 +105,8 @@ class WordsAnswers(Answers):
         return [f"counted: {story['counted']}"] if "counted" in story else []
 
     def evaluate(self, ledger: Any, task: Any, judge: Judge) -> dict[str, Any]:
-        gold = dict(read_values(SourceConfig(path=str(judge.path), text_field=judge.field)))
+        config = SourceConfig(path=[str(path) for path in judge.paths], text_field=judge.field)
+        gold = {row.id: row.value for row in read_values(config) if isinstance(row, Valued)}
         rows = [row for row in ledger.rows() if row.input.id in gold]
         right = [row.results[task.job.name].value == str(gold[row.input.id]) for row in rows]
         share = {"value": sum(right) / len(right), "low": None, "high": None}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import UsageError
+from pipeline.results.gold import all_files
 from pipeline.results.plots import draw, require_plots
 from pipeline.stores.ledger.ledger import Ledger
 from pipeline.stores.ledger.queries import TaskRow
@@ -19,8 +20,8 @@ from pipeline.tasks.registry import answers_of, kinds
 def evaluate(
     ledger: Ledger,
     *,
-    gold: Path | None = None,
-    references: Path | None = None,
+    gold: Path | Sequence[Path] = (),
+    references: Path | Sequence[Path] = (),
     names: Sequence[str] | None = None,
     view: int | None = None,
     label_field: str = "label",
@@ -34,7 +35,7 @@ def evaluate(
     ``view``: the number of the view to judge, 0 for what the model said itself; the latest otherwise. Raises
     UsageError.
     """
-    if gold is None and references is None:
+    if not gold and not references:
         raise UsageError(
             "there is nothing to compare with: give --gold FILE for labels, --references FILE for "
             "summaries, or both"
@@ -42,10 +43,10 @@ def evaluate(
     if plots is not None:
         require_plots(plots, plot_format)
     judges: dict[Wanted, Judge] = {}
-    if gold is not None:
-        judges["gold"] = Judge(gold, label_field, view)
-    if references is not None:
-        judges["references"] = Judge(references, reference_field, view)
+    if gold:
+        judges["gold"] = Judge(all_files(gold), label_field, view)
+    if references:
+        judges["references"] = Judge(all_files(references), reference_field, view)
     facts: dict[str, Any] = {}
     for task, judge in _chosen(ledger, names, judges):
         facts[task.job.name] = answers_of(task.job.kind).evaluate(ledger, task, judge)

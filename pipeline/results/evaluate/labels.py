@@ -17,7 +17,7 @@ from pipeline.errors import UsageError
 from pipeline.quality.scores import Floats, label_numbers
 from pipeline.results.evaluate.figures import Judged, JudgedSeveral
 from pipeline.results.evaluate.table import counts, share
-from pipeline.results.gold import GoldLabel
+from pipeline.results.gold import Gold, GoldLabel
 from pipeline.results.label_view import View, is_multi, labels_of, latest_view, shown_to_the_model
 from pipeline.results.views import said, through
 from pipeline.stores.ledger.ledger import Ledger
@@ -25,15 +25,15 @@ from pipeline.stores.ledger.queries import ExportRow, TaskResult, TaskRow
 from pipeline.system.escape import escape
 
 
-def evaluate_labels(
-    ledger: Ledger, task: TaskRow, gold: Mapping[str, GoldLabel], number: int | None = None
-) -> dict[str, Any]:
+def evaluate_labels(ledger: Ledger, task: TaskRow, gold: Gold, number: int | None = None) -> dict[str, Any]:
     """Facts about one label task as its view ``number`` shows it. Raises UsageError when no gold document can
     be judged.
     """
     labels = labels_of(task)
     view = latest_view(ledger, task, number)
     rows, left_out = _matched(ledger, task, gold, view)
+    left_out = {**gold.unused, **left_out}
+    no_sample = gold.no_sample({row.input.id for row in rows})
     checked = sum(view is not None and row.input.document_key in view.held_out for row in rows)
     facts: dict[str, Any] = {
         "kind": "label",
@@ -49,7 +49,7 @@ def evaluate_labels(
         if checked == len(rows)
         else "answers and cross-validation",
         "cross_validated": checked,
-        "notes": _notes(view, rows, checked),
+        "notes": [*_notes(view, rows, checked), *([no_sample] if no_sample else [])],
     }
     if not rows:
         raise UsageError(

@@ -5,14 +5,14 @@ means with intervals.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pipeline.config import SourceConfig
+from pipeline.config import SourceConfig, as_written
 from pipeline.errors import UsageError
 from pipeline.quality.metrics import bootstrap
 from pipeline.quality.summaries import SummaryQuality, measure
@@ -26,7 +26,7 @@ _FIGURES = ("rouge1", "rouge2", "rouge_l", "words", "copied", "density", "covera
 
 
 def evaluate_summaries(
-    ledger: Ledger, task: TaskRow, references: Path, reference_field: str
+    ledger: Ledger, task: TaskRow, references: Sequence[Path], reference_field: str
 ) -> dict[str, Any]:
     """Facts about one summarize task. Raises UsageError when no summary has a reference and a document that
     can be read again.
@@ -57,17 +57,25 @@ def evaluate_summaries(
     }
 
 
-def read_references(path: Path, field: str) -> dict[str, str]:
-    """Reference summaries by document id; rows without one are left out. Raises UsageError, SourceError."""
-    if not path.exists():
-        raise UsageError(f"there is no file of references {path}")
-    rows = read_source(SourceConfig(path=str(path), text_field=field))
-    found = {row.id: row.text for row in rows if isinstance(row, Document) and not is_blank(row.text)}
-    if not found:
-        raise UsageError(
-            f"{path} holds no references: rows with the fields 'id' and {field!r} are needed; see "
-            f"--reference-field"
-        )
+def read_references(paths: Sequence[Path], field: str) -> dict[str, str]:
+    """Reference summaries by document id, of all files together; rows without one are left out. Raises
+    UsageError, also for a document that is given two; SourceError.
+    """
+    found: dict[str, str] = {}
+    for path in paths:
+        if not path.exists():
+            raise UsageError(f"there is no file of references {path}")
+        rows = read_source(SourceConfig(path=as_written(str(path)), text_field=field))
+        mine = {row.id: row.text for row in rows if isinstance(row, Document) and not is_blank(row.text)}
+        if not mine:
+            raise UsageError(
+                f"{path} holds no references: rows with the fields 'id' and {field!r} are needed; see "
+                f"--reference-field"
+            )
+        twice = next((name for name, text in mine.items() if found.get(name, text) != text), None)
+        if twice is not None:
+            raise UsageError(f"{path} gives {twice!r} another reference than a file before it; keep one")
+        found |= mine
     return found
 
 

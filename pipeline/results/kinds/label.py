@@ -94,7 +94,7 @@ class LabelAnswers(Answers):
 
     def evaluate(self, ledger: Ledger, task: TaskRow, judge: Judge) -> dict[str, Any]:
         """See Answers."""
-        gold = read_gold([judge.path], labels_of(task), multi=is_multi(task), label_field=judge.field)
+        gold = read_gold(judge.paths, labels_of(task), multi=is_multi(task), label_field=judge.field)
         return evaluated.evaluate_labels(ledger, task, gold, judge.view)
 
     def evaluation_heading(self, found: Mapping[str, Any]) -> list[str]:

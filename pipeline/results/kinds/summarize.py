@@ -17,4 +17,4 @@ class SummarizeAnswers(Answers):
 
     def evaluate(self, ledger: Ledger, task: TaskRow, judge: Judge) -> dict[str, Any]:
         """See Answers."""
-        return evaluate_summaries(ledger, task, judge.path, judge.field)
+        return evaluate_summaries(ledger, task, judge.paths, judge.field)

@@ -475,8 +475,8 @@ class Ledger(LedgerReader):
                     insert(meta).values(name="format", value=newest_format()).on_conflict_do_nothing()
                 )
         elif "meta" not in names or "work" not in names:
-            raise LedgerError(f"{path} is a database, but not a ledger of ours; choose another run.directory")
-        found = check_format(path, recorded_format(self._engine))
+            raise UsageError(f"{path} is a database, but not a ledger of ours; choose another run.directory")
+        found = check_format(path, recorded_format(self._engine), self._engine)
         if write:
             use_write_ahead_log(self._engine)
         missing = missing_tables(self._engine)

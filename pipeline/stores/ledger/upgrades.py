@@ -5,6 +5,7 @@ a copy of the file has been laid beside it. A process killed anywhere in it leav
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import shutil
@@ -16,10 +17,11 @@ from pathlib import Path
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import sqlite
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.schema import CreateTable
 
-from pipeline.errors import LedgerError
+from pipeline import __version__
+from pipeline.errors import LedgerError, UsageError
 from pipeline.stores.ledger.from_1_to_2 import VIEWS_OF_1, settle_readings
 from pipeline.stores.ledger.schema import meta, metadata
 from pipeline.system.atomic_write import disk_is_full
@@ -58,13 +60,33 @@ def recorded_format(engine: sa.Engine) -> object:
         return connection.execute(sa.select(meta.c.value).where(meta.c.name == "format")).scalar_one_or_none()
 
 
-def check_format(path: Path, found: object) -> int:
-    """``found``, where this version knows it. Raises LedgerError where it does not."""
+def check_format(path: Path, found: object, engine: sa.Engine | sa.Connection) -> int:
+    """``found``, where this version knows it. Raises UsageError where it does not."""
     if not isinstance(found, int) or not 1 <= found <= newest_format():
-        raise LedgerError(
-            f"{path} has format {found}, this version reads {newest_format()}; use the version that wrote it"
+        writer = _writer(engine)
+        raise UsageError(
+            f"{path} has format {found}, written by {writer}; this is overnight {__version__}, which reads "
+            f"{_formats()}. Use {writer} or a later version for it, or another run.directory"
         )
     return found
+
+
+def _formats() -> str:
+    return "format 1" if newest_format() == 1 else f"formats 1 to {newest_format()}"
+
+
+def _writer(ledger: sa.Engine | sa.Connection) -> str:
+    """The version that last ran here, as far as a ledger whose tables may be other ones tells."""
+    query = sa.text("SELECT facts FROM runs ORDER BY id DESC LIMIT 1")
+    try:
+        if isinstance(ledger, sa.Engine):
+            with ledger.connect() as connection:
+                facts = connection.execute(query).scalar_one_or_none()
+        else:
+            facts = ledger.execute(query).scalar_one_or_none()
+        return f"overnight {json.loads(str(facts))['versions']['overnight']}"
+    except (SQLAlchemyError, ValueError, LookupError, TypeError):
+        return "a version of overnight that it does not name"
 
 
 def missing_tables(ledger: sa.Engine | sa.Connection) -> list[sa.Table]:
@@ -78,7 +100,7 @@ def upgrade(connection: sa.Connection, path: Path) -> None:
     other writers out. Raises StoppedEarly where the disk has no room for the copy.
     """
     recorded = connection.execute(sa.select(meta.c.value).where(meta.c.name == "format")).scalar_one()
-    found = check_format(path, recorded)
+    found = check_format(path, recorded, connection)
     if found == newest_format() and not missing_tables(connection):
         return  # another process was faster
     copy = _lay_copy(path, found)
