@@ -4,6 +4,7 @@ to kill.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -11,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -38,6 +39,16 @@ def kill_group(process: subprocess.Popen[Any], number: int = signal.SIGKILL) -> 
     if process.poll() is None:
         os.killpg(process.pid, number)
     process.wait(60)
+
+
+@contextlib.contextmanager
+def or_killed(process: subprocess.Popen[Any]) -> Iterator[None]:
+    """What has not come up in time is not left behind for the tests after it."""
+    try:
+        yield
+    except BaseException:
+        kill_group(process)
+        raise
 
 
 @dataclass
@@ -84,7 +95,8 @@ class Server:
             self.process = subprocess.Popen(
                 command, stdout=log, stderr=log, start_new_session=True, env=environment
             )
-        wait_for(self._healthy, 180)
+        with or_killed(self.process):
+            wait_for(self._healthy, 180)
 
     def kill(self) -> None:
         if self.process is not None:
@@ -168,7 +180,8 @@ class Serving:
                 env=self.environment,
                 cwd=self.cwd,
             )
-        wait_for(lambda: "Keep this process running" in self.output)
+        with or_killed(self.process):
+            wait_for(lambda: "Keep this process running" in self.output)
         return self
 
     def __exit__(self, *_: object) -> None:
