@@ -136,8 +136,10 @@ def test_an_unknown_kind_of_layer_is_named_and_refused(night: ANight, tmp_path: 
         layer_types=kinds,
     )
     done = night.command("plan", str(night.config), "--ram", "32GiB", "--json")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "cannot plan this layer kind: holographic_attention" in done.stderr
+    refused = json.loads(done.stdout)
+    assert (done.returncode, refused["exit_code"]) == (2, 2)
+    assert "cannot plan this layer kind: holographic_attention" in refused["error"]
+    assert done.stderr.endswith(f"overnight: {refused['error']}\n")
     assert "Traceback" not in done.stderr
 
 

@@ -67,13 +67,16 @@ def test_bytes_then_name_then_folder_reach_the_disk_in_this_order(
     assert calls == ["sync 5 bytes of .part", "replace out.jsonl by .part", "sync folder"]
 
 
-def test_private_files_are_for_the_user_only(tmp_path: Path) -> None:
+def test_private_files_are_for_the_user_only_and_replaced_ones_keep_their_rights(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
-        for private, mode in ((True, 0o600), (False, 0o644)):
+        for private, mode in ((True, 0o600), (False, 0o600), (False, 0o644), (True, 0o600)):
+            if mode == 0o644:
+                (tmp_path / "f").unlink()  # otherwise it keeps the rights that it has
             with replace_file(tmp_path / "f", private=private) as stream:
                 stream.write(b"x")
-                assert all(stat.S_IMODE(path.stat().st_mode) == mode for path in tmp_path.glob(".*.part"))
+                (part,) = tmp_path.glob(".*.part")
+                assert stat.S_IMODE(part.stat().st_mode) == mode
             assert stat.S_IMODE((tmp_path / "f").stat().st_mode) == mode
     finally:
         os.umask(before)
