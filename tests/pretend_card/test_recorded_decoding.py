@@ -230,3 +230,15 @@ def test_what_cannot_be_recorded_is_told(cards: Cards) -> None:
     assert told.startswith("decoding is not recorded: RuntimeError: Cannot copy between CPU and CUDA")
     engine.admit(requests(prefix=False)[:3])
     assert [one.error for one in finished(engine)] == [None] * 3
+
+
+def test_what_a_recording_that_failed_held_is_given_back(model: Any) -> None:
+    held_bytes = 256 * 2**20
+
+    def fail(*_: Any) -> None:
+        held = torch.empty(held_bytes, dtype=torch.uint8, device="cuda")
+        raise RuntimeError(f"no kernel for {held.nbytes} bytes")
+
+    model.model.layers[-1].register_forward_pre_hook(fail)
+    assert engine_of(model).record_decoding().endswith(f"no kernel for {held_bytes} bytes")
+    assert torch.cuda.memory_reserved() < held_bytes

@@ -25,6 +25,8 @@ from pipeline.stores.kv.formats import as_bytes
 # if more
 _SPARE_COLUMNS = 64
 _COPIED_COLUMNS = 1024  # rows are picked from a file in stretches of so many columns
+# One thread, in order: what it reads for a batch that is over keeps that batch's files until it is done, and
+# is done before the first read of the next batch, so before the next batch writes.
 _prefetcher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kv-disk")
 
 

@@ -46,14 +46,8 @@ class PackedModelRunner:
         reason = None if self.way is BY_VARLEN else f"that is for {BY_VARLEN.name}"
         if reason is None:
             passes = DecodePasses(self._model, self._context, self.pool, rows, longest, room_bytes)
-            try:
-                passes.try_out()
-                self.decoding = passes
-                passes.record()
-                rows = min(rows, passes.recorded_rows)
-            except Exception as error:  # noqa: BLE001  # families and drivers are many; it goes without, too
-                reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-                free_memory()
+            reason = self._reason_against(passes)
+            rows = min(rows, passes.recorded_rows)
         if reason is None and not rows:
             reason = "the plan has too little room for it"
         return (
@@ -61,6 +55,21 @@ class PackedModelRunner:
             if reason is None
             else f"decoding is not recorded: {reason}"
         )
+
+    def _reason_against(self, passes: DecodePasses) -> str | None:
+        """Why decoding cannot be recorded by ``passes``; None where it is. They decode from now on where at
+        least they run.
+        """
+        try:
+            passes.try_out()
+            self.decoding = passes
+            passes.record()
+        except Exception as error:  # noqa: BLE001  # families and drivers are many; it goes without, too
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        else:
+            return None
+        free_memory()  # only here do the frames of the attempt no longer hold its tensors
+        return reason
 
     def forget_recorded(self) -> None:
         """Give back what recorded passes take; decoding goes on without."""
