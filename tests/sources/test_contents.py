@@ -19,7 +19,7 @@ from pyarrow import feather
 
 from pipeline.config import SourceConfig
 from pipeline.errors import SourceError
-from pipeline.sources import read_values, source_files
+from pipeline.sources import Valued, read_values, source_files
 from tests.sources.reading import json_lines, packed, pairs, put, read
 
 ROWS = [("1", "a"), ("2", "b, c")]
@@ -66,7 +66,7 @@ def test_parquet_is_read_whatever_its_name(tmp_path: Path, ending: str) -> None:
 
 def test_a_gold_file_is_looked_into_alike(tmp_path: Path) -> None:
     path = put(tmp_path / "gold.csv", packed(b"id,label\n1,x\n", ".gz"))
-    assert list(read_values(SourceConfig(path=str(path), text_field="label"))) == [("1", "x")]
+    assert list(read_values(SourceConfig(path=str(path), text_field="label"))) == [Valued("1", "x", {})]
 
 
 def zipped(**files: str) -> bytes:
