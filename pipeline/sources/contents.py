@@ -68,6 +68,7 @@ _PAGE = re.compile(rb"\s*<(?:!doctype\s+html|html|head|body)\b", re.IGNORECASE)
 _XML = re.compile(rb"\s*<\?xml\b", re.IGNORECASE)
 # a list of objects, or an object that goes on in the next line
 _JSON_LIST = re.compile(rb"(?:\xef\xbb\xbf)?\s*(?:\[\s*\{|[\[{][ \t\r]*\n)")
+_JSON_LINE = re.compile(rb"\A\[|^[ \t]*\{", re.MULTILINE)  # a list, or an object in any of the lines
 _RECORDS = ("jsonl", "json", "csv", "tsv", "parquet")
 
 
@@ -178,10 +179,9 @@ def _refuse_other_records(head: bytes, file: SourceFile, want: Wanted) -> None:
 
 
 def _is_table(first: bytes, want: Wanted) -> bool:
-    """Whether the first line is a header with the needed columns, and no JSON follows."""
-    header, _, following = first.partition(b"\n")
-    line = header.decode("utf-8", "replace").strip()
-    return not following.lstrip().startswith(b"{") and any(
+    """Whether the first line is a header with the needed columns, and no line begins as JSON does."""
+    line = first.partition(b"\n")[0].decode("utf-8", "replace").strip()
+    return _JSON_LINE.search(first) is None and any(
         set(want.required) <= {cell.strip().strip('"') for cell in line.split(delimiter)}
         for delimiter in ",;\t|"
     )

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import SourceError
@@ -132,6 +132,7 @@ def test_any_bytes_are_read_without_an_error(name: str, data: bytes) -> None:
 
 
 @given(data=rows, fault=junk, after=rows)
+@example(data=[], fault=b"id,text\nno record", after=[("1", "a")])
 @quick
 def test_json_lines_around_a_fault_are_never_lost(data: Rows, fault: bytes, after: Rows) -> None:
     found, rejected = read_bytes("a.jsonl", as_jsonl(data) + fault + b"\n" + as_jsonl(after))
@@ -141,6 +142,7 @@ def test_json_lines_around_a_fault_are_never_lost(data: Rows, fault: bytes, afte
 
 
 @given(data=rows, fault=junk)
+@example(data=[("0", "")], fault=b"id,text")
 @quick
 def test_elements_before_a_fault_are_never_lost(data: Rows, fault: bytes) -> None:
     found, _ = read_bytes("a.json", as_json(data)[:-1] + b"," + fault)

@@ -268,7 +268,7 @@ def test_a_foreign_database_is_refused_and_left_as_it_is(path: Path, write: bool
         raw.execute("CREATE TABLE meta (a)")
         raw.commit()
     before = path.read_bytes()
-    with pytest.raises(UsageError, match="is a database, but not a ledger of ours; choose another run.directory"):
+    with pytest.raises(UsageError, match=r"but not a ledger of ours; choose another run\.directory"):
         Ledger.open(path, write=write)
     assert path.read_bytes() == before
 
@@ -281,7 +281,8 @@ def test_a_ledger_of_a_newer_version_is_refused(path: Path, write: bool) -> None
         raw.execute("UPDATE meta SET value = '9' WHERE name = 'format'")
         raw.commit()
     with pytest.raises(
-        UsageError, match="has format 9, written by .*, which reads formats 1 to 2. Use .* or a later version"
+        UsageError,
+        match=r"has format 9, written by .*, which reads formats 1 to 2\. Use .* or a later version",
     ):
         Ledger.open(path, write=write)
 
