@@ -60,6 +60,7 @@ GENERATIONS = st.builds(
     st.binary(max_size=9),
     st.sampled_from(["stop", "length", "repetition", "error"]),
     st.integers(0, 9999),
+    st.none() | st.integers(0, 9999),
     st.floats(0, 1e4),
     st.integers(1, 99),
     st.sampled_from(["device", "offloaded"]),
