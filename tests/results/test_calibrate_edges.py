@@ -72,7 +72,11 @@ def test_gold_labels_of_other_documents_do_not_replace_a_view(tmp_path: Path) ->
     with _open(tmp_path) as ledger:
         calibrate_run(ledger, gold=gold_file(tmp_path / "gold.jsonl", gold))
         wrong = gold_file(tmp_path / "wrong.jsonl", {"other": "world"})
-        for method in ("auto", "gold", "batch"):
+        with pytest.raises(
+            UsageError, match="method batch uses gold labels for nothing but --target-accuracy"
+        ):
+            calibrate_run(ledger, gold=wrong, method="batch")
+        for method in ("auto", "gold"):
             with pytest.raises(
                 UsageError,
                 match=r"no gold label can be used for task 'topic'.*1 not among the finished documents",
