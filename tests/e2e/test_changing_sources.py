@@ -274,14 +274,18 @@ def test_a_limited_run_is_judged_by_its_own_documents(tmp_path: Path) -> None:
 # ── under the run ───────────────────────────────────────────────────────────────────────────────────────────
 
 
-def changed_while_it_works(tmp_path: Path, change: Callable[[Path], None]) -> tuple[RunResult, Path]:
-    """A run over 300 files that are changed when the model is there; the last 44 are read again then."""
+def changed_while_it_works(
+    tmp_path: Path, change: Callable[[Path], None], words: str = ""
+) -> tuple[RunResult, Path]:
+    """A run over 300 files that are changed when it says ``words``, without them when the model is there: the
+    folder has been listed again then, and the last 44 files are yet to be read again.
+    """
     texts = {f"{number:03}.txt": f"Document {number}." for number in range(300)}
     docs = a_folder(tmp_path / "docs", texts)
     left = [lambda: change(docs)]
 
     def observe(report: Progress) -> None:
-        if report.stage == "working" and left:
+        if left and (words in report.message if words else report.stage == "working"):
             left.pop()()
 
     (tmp_path / "night").mkdir()
@@ -297,6 +301,7 @@ CHANGES: dict[str, tuple[Callable[[Path], Any], int, int, str]] = {
     "removed": (lambda docs: (docs / "299.txt").unlink(), EXIT_DONE, 299, "done"),
     "damaged": (lambda docs: damage(docs / "299.txt"), EXIT_SOME_FAILED, 299, "1 file could not be read"),
     "added": (lambda docs: (docs / "300.txt").write_text("New."), EXIT_STOPPED, 301, "1 new document"),
+    "added after the listing": (lambda docs: (docs / "300.txt").write_text("New."), EXIT_DONE, 300, "done"),
     "replaced": (lambda docs: (docs / "299.txt").write_text("Other."), EXIT_STOPPED, 300, "1 new document"),
     "replaced beside a damaged one": (
         lambda docs: (damage(docs / "299.txt"), (docs / "298.txt").write_text("Other.")),
@@ -317,7 +322,7 @@ CHANGES: dict[str, tuple[Callable[[Path], Any], int, int, str]] = {
 @pytest.mark.parametrize("kind", CHANGES)
 def test_a_source_that_changes_under_the_run(tmp_path: Path, kind: str) -> None:
     change, code, documents_left, words = CHANGES[kind]
-    result, docs = changed_while_it_works(tmp_path, change)
+    result, docs = changed_while_it_works(tmp_path, change, "300 documents read" if kind == "added" else "")
     assert (result.exit_code, result.status.documents) == (code, documents_left)
     assert words in result.reason
     for states in result.status.tasks.values():
