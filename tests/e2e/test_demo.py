@@ -29,7 +29,9 @@ def demo(
     settings = [word for override in (*places, *overrides) for word in ("--set", override)]
     done = night.command("run", str(CONFIG), *settings, "--json", timeout=1500)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["status"] == night.status()
+    told = night.status()
+    assert not told.pop("run")["alive"]
+    assert json.loads(done.stdout)["status"] == told
     assert no_process_left(folder)
     report = night.command("report", str(night.directory), "--json")
     assert report.returncode == 0, report.stderr
