@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -117,6 +118,8 @@ def _begin(device: Any) -> None:
     torch.cuda.init()  # so that no test depends on who has been here before
     device.set_device(0)
     device.clear_workspaces()
+    if torch.cuda.memory_allocated():
+        gc.collect()  # what an earlier test left in cycles is no part of this one's card
     device.empty_cache()
     for index in range(len(options_of().cards)):
         device.reset_peak(index)

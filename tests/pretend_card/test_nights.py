@@ -41,7 +41,7 @@ def test_there_is_a_card_for_every_shipped_configuration() -> None:
     assert {path.stem for path in (ROOT / "configs").glob("gpu-*.yaml")} == set(CARDS)
 
 
-@pytest.mark.parametrize("name", CARDS)
+@pytest.mark.parametrize("name", ["gpu-8gb", pytest.param("gpu-24gb", marks=pytest.mark.full)])
 def test_every_shipped_configuration_starts_and_ends(name: str, model: Path, tmp_path: Path) -> None:
     """``max_memory`` of card 0 reaches the worker as it was written. Only the worker has a context on the
     card, from the start of the night to its end.
