@@ -26,6 +26,6 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def server(running: Server) -> Iterator[Server]:
-    """The server without a deployment: what an earlier test has served is forgotten."""
+    """The server without a deployment or a run: those of an earlier test are forgotten."""
     yield running
-    running.forget_deployments()
+    running.forget()

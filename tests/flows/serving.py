@@ -103,17 +103,8 @@ class Server:
             kill_group(self.process)
 
     def ask(self, path: str, **body: Any) -> Any:
-        """The answer to a request, which is repeated while the server's database is busy."""
-        busy = httpx.codes.SERVICE_UNAVAILABLE
-        response = wait_for(
-            lambda: (
-                None
-                if (said := httpx.post(f"{self.api}/{path}", json=body, timeout=30)).status_code == busy
-                else said
-            )
-        )
-        response.raise_for_status()
-        return response.json()
+        """What the server answers to a request."""
+        return self._answer("POST", path, json=body).json()
 
     def flow_run(self, run_id: str) -> Json:
         found: list[Json] = self.ask("flow_runs/filter", flow_runs={"id": {"any_": [run_id]}})
@@ -147,9 +138,24 @@ class Server:
         found: list[Json] = self.ask("artifacts/filter", artifacts={"flow_run_id": {"any_": [run_id]}})
         return {artifact["key"]: artifact for artifact in found}
 
-    def forget_deployments(self) -> None:
-        for deployment in self.ask("deployments/filter"):
-            httpx.delete(f"{self.api}/deployments/{deployment['id']}", timeout=30).raise_for_status()
+    def forget(self) -> None:
+        """What an earlier test has served, and its runs, of which some are left unfinished on purpose."""
+        for kind in ("deployments", "task_runs", "flow_runs"):
+            for known in self.ask(f"{kind}/filter"):
+                self._answer("DELETE", f"{kind}/{known['id']}")
+
+    def _answer(self, method: str, path: str, **body: Any) -> httpx.Response:
+        """The answer to a request, which is repeated while the server's database is busy."""
+        busy = httpx.codes.SERVICE_UNAVAILABLE
+        response: httpx.Response = wait_for(
+            lambda: (
+                None
+                if (said := httpx.request(method, f"{self.api}/{path}", timeout=30, **body)).status_code
+                == busy
+                else said
+            )
+        )
+        return response.raise_for_status()
 
     def _healthy(self) -> bool:
         try:
