@@ -6,6 +6,7 @@ import gc
 import os
 from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
@@ -14,6 +15,7 @@ from tests.pretend_card.build import CannotBuild, NoCompiler
 from tests.pretend_card.card_process import CardProcess, Ended
 from tests.pretend_card.options import VARIABLE, options_of
 
+FOLDER = Path(__file__).parent
 REAL = "CARD_IS_REAL"  # tests that need no more than a card run on this machine's own
 REQUIRED = "PRETEND_REQUIRED"  # set where a compiler has to be there: its lack is a failure
 _processes: list[CardProcess] = []
@@ -48,7 +50,8 @@ def _is_here() -> bool:
 
 
 def _on_card(item: pytest.Item) -> bool:
-    return "card" in getattr(item, "fixturenames", ())
+    """Whether it is of this folder: pytest asks of all, and elsewhere a card may be one of a data set."""
+    return FOLDER in item.path.parents and "card" in getattr(item, "fixturenames", ())
 
 
 @cache
