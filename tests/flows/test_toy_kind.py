@@ -212,6 +212,7 @@ def _has_a_schema(night: ANight, folder: Path) -> None:
     assert (schema["count"], schema["count_even"]) == ("int64", "bool")
 
 
+@pytest.mark.full
 def test_its_flow_is_served_beside_ours(installed: None, server: Server, tmp_path: Path) -> None:
     night = a_night(tmp_path / "night")
     with Serving(server, night) as serving:
