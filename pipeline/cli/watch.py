@@ -85,12 +85,11 @@ def add_watch_commands(app: Commands) -> None:
 # ── status ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _look(directory: Path, ledger: Ledger | None) -> tuple[dict[str, Any], RunState]:
+def _look(directory: Path, ledger: Ledger) -> tuple[dict[str, Any], RunState]:
     from pipeline.results.run_state import run_state
 
     state = run_state(directory, ledger)
-    counts = {} if ledger is None else ledger.status().to_json()
-    return {**counts, "run": state.to_json()}, state
+    return {**ledger.status().to_json(), "run": state.to_json()}, state
 
 
 def _picture(facts: dict[str, Any], state: RunState) -> list[str]:

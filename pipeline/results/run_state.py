@@ -115,8 +115,8 @@ class RunState:
         return f"a run is going on{of} ({self.holder.name}): {phase}"
 
 
-def run_state(directory: Path, ledger: Ledger | None) -> RunState:
-    """Of a run directory; ``ledger`` None: there is none yet."""
-    holder = RunLock(directory).holder()
-    runs = ledger.runs() if ledger is not None else []
+def run_state(directory: Path, ledger: Ledger) -> RunState:
+    """Of a run directory."""
+    holder = RunLock(directory).holder()  # before the ledger: a run that ends in between is not cut off
+    runs = ledger.runs()
     return RunState(holder, runs[-1] if runs else None)
