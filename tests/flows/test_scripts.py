@@ -8,19 +8,24 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows.once import asked
+from flows import serve
+from flows.once import asked, once
 from pipeline.tasks import registry
 from tests.flows.serving import ROOT, a_project_of_its_own, done_count, wait_for
 from tests.nights import ANight, documents, no_process_left
-from tests.programs import FRESH
+from tests.programs import FRESH, overnight
 
 pytestmark = pytest.mark.timeout(400)
 SERVE = ("-P", "-m", "pipeline.cli.main", "serve")
 DEAD = "http://127.0.0.1:9/api"  # the discard port: nothing answers there
+label, summarize = partial(once, "label"), partial(once, "summarize")
 
 
 def start(night: ANight, *arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.Popen[str]:
@@ -108,21 +113,50 @@ def test_exit_code_of_failed_documents(tmp_path: Path) -> None:
     assert out.startswith("Finished; some documents failed")
 
 
+# What is called, with what, and what it must say; CONFIG stands for a configuration that is in order.
+MISTAKES: dict[str, tuple[Callable[[Sequence[str]], int], tuple[str, ...], str]] = {
+    "no file": (label, ("nowhere.yaml",), "there is no configuration file nowhere.yaml"),
+    "no document": (summarize, ("CONFIG", "--limit", "0"), "limit is 0"),
+    "no task": (
+        summarize,
+        ("CONFIG", "--set", "tasks=[{name: a, kind: label, labels: [x, y]}]"),
+        "no task of kind summarize",
+    ),
+    "no server": (serve.main, ("--config", "CONFIG"), "PREFECT_API_URL is not set"),
+    "nothing to serve": (
+        serve.main,
+        ("--config", "nowhere.yaml"),
+        "there is no configuration file nowhere.yaml",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_one_sentence(tmp_path: Path, mistake: str, capsys: pytest.CaptureFixture[str]) -> None:
+    night = a_night(tmp_path)
+    called, words, said = MISTAKES[mistake]
+    assert called([str(night.config) if word == "CONFIG" else word for word in words]) == 2
+    out, err = capsys.readouterr()
+    assert said in err
+    assert err.count("\n") == 1, err
+    assert not out
+    assert not night.directory.exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (("flows/label.py", "nowhere.yaml"), "there is no configuration file nowhere.yaml"),
-        (("flows/summarize.py", "CONFIG", "--limit", "0"), "limit is 0"),
-        (
-            ("flows/summarize.py", "CONFIG", "--set", "tasks=[{name: a, kind: label, labels: [x, y]}]"),
-            "no task of kind summarize",
-        ),
         ((*SERVE, "CONFIG"), "PREFECT_API_URL is not set"),
-        ((*SERVE, "--config", "nowhere.yaml"), "there is no configuration file nowhere.yaml"),
-        ((*SERVE, "a.yaml", "--config", "b.yaml"), "two configurations are named, a.yaml and b.yaml"),
+        pytest.param(
+            (*SERVE, "--config", "nowhere.yaml"),
+            "there is no configuration file nowhere.yaml",
+            marks=pytest.mark.full,
+        ),
     ],
 )
-def test_mistakes_are_one_sentence(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+def test_a_process_says_nothing_else(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+    """Neither what it imports nor how it ends adds to the sentence."""
     night = a_night(tmp_path)
     code, out, err = finish(
         start(night, *(str(night.config) if word == "CONFIG" else word for word in arguments))
@@ -131,19 +165,27 @@ def test_mistakes_are_one_sentence(tmp_path: Path, arguments: tuple[str, ...], s
     assert said in err
     assert err.count("\n") == 1, err
     assert not out
-    assert not night.directory.exists()
 
 
-@pytest.mark.parametrize("program", [SERVE, ("flows/label.py",)])
-def test_unreachable_server_is_one_sentence(tmp_path: Path, program: tuple[str, ...]) -> None:
-    night = a_night(tmp_path)
-    code, _, err = finish(start(night, *program, str(night.config), PREFECT_API_URL=DEAD), 150)
-    assert code == 2
+def test_two_configurations_to_serve_are_refused() -> None:
+    refused = overnight("serve", "a.yaml", "--config", "b.yaml", code=2)
+    assert "two configurations are named, a.yaml and b.yaml" in refused.stderr
+
+
+@pytest.mark.parametrize("called", [serve.main, label])
+def test_unreachable_server_is_one_sentence(
+    tmp_path: Path, called: Callable[[Sequence[str]], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = str(a_night(tmp_path).config)
+    with temporary_settings({PREFECT_API_URL: DEAD}):
+        assert called(["--config", config] if called is serve.main else [config]) == 2
+    err = capsys.readouterr().err
     assert err.count("\n") == 1, err
     assert f"the Prefect server at {DEAD} does not answer" in err
     assert "prefect server start" in err
 
 
+@pytest.mark.full
 def test_program_runs_with_the_decorators_removed(tmp_path: Path) -> None:
     project = tmp_path / "project"
     shutil.copytree(ROOT / "flows", project / "flows", ignore=shutil.ignore_patterns("__pycache__"))
