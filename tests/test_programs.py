@@ -25,7 +25,13 @@ def night(tmp_path_factory: pytest.TempPathFactory) -> ANight:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--help",), ("status", "{run}"), ("status", "{folder}"), ("export", "{run}")], ids=" ".join
+    "arguments",
+    [
+        ("status", "{folder}"),
+        ("export", "{run}"),
+        *(pytest.param(words, marks=pytest.mark.full) for words in (("--help",), ("status", "{run}"))),
+    ],
+    ids=" ".join,
 )
 def test_forked_and_fresh_print_the_same(
     night: ANight, arguments: tuple[str, ...], monkeypatch: pytest.MonkeyPatch

@@ -65,6 +65,7 @@ def _leave_as_0_1_0(cache: Path, model: str) -> None:
     )
 
 
+@pytest.mark.full
 def test_a_bench_changes_nothing_that_a_run_does(tmp_path: Path, cache: Path) -> None:
     before = _night(tmp_path / "before")
     assert before["engine"] == "continuous batching over packed passes"

@@ -57,6 +57,7 @@ def _config(model: Path, tmp_path: Path, *tasks: dict[str, Any]) -> Config:
     )
 
 
+@pytest.mark.full
 def test_texts(model: Path, tmp_path: Path) -> None:
     config = _config(model, tmp_path, {"name": "short", "kind": "summarize", "max_output_tokens": 6})
     result = bench(config, BenchOptions(documents=4, slow_documents=2, repetitions=1, to_the_end=True))

@@ -55,7 +55,7 @@ def a_night(folder: Path, count: int) -> ANight:
     )
 
 
-@pytest.fixture(scope="module", params=[6, pytest.param(12, marks=pytest.mark.full)])
+@pytest.fixture(scope="module", params=[4, pytest.param(12, marks=pytest.mark.full)])
 def undisturbed(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, demo_model_folder: Path
 ) -> Undisturbed:

@@ -100,6 +100,7 @@ def test_short_reports(short: Short) -> None:
     assert short.report["tasks"]["summary"]["tokens_out"] <= len(short.rows) * short.tokens
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_an_offloaded_cache_gives_the_same_answers(tmp_path: Path, short: Short) -> None:
     rows = short.rows[: 1 + len(short.rows) // 3]

@@ -48,11 +48,20 @@ padded_families = pytest.mark.parametrize(
 )
 
 
+def asked(prefix_tokens: int = 0) -> list[tuple[int, ...]]:
+    """The prompts, behind a beginning of so many tokens that they share."""
+    beginning = prompts((prefix_tokens,))[0] if prefix_tokens else ()
+    return [(*beginning, *prompt) for prompt in prompts(LENGTHS)]
+
+
 @functools.cache
-def made(family: str) -> tuple[Any, list[Reference], list[list[float]]]:
-    model = tiny_model(family)
-    texts = [reference_text(model, prompt, END_IDS, NEW_TOKENS) for prompt in prompts(LENGTHS)]
-    return model, texts, [reference_scores(model, prompt, CONTINUATIONS) for prompt in prompts(LENGTHS)]
+def made(family: str, prefix_tokens: int = 0) -> tuple[Any, list[Reference], list[list[float]]]:
+    """A model of the family, and what it says in the plain way, made once a process: it takes longer than
+    most of what is held against it.
+    """
+    model, sent = tiny_model(family), asked(prefix_tokens)
+    texts = [reference_text(model, prompt, END_IDS, NEW_TOKENS) for prompt in sent]
+    return model, texts, [reference_scores(model, prompt, CONTINUATIONS) for prompt in sent]
 
 
 def run(model: Any, plan: Plan, ask: Decode | Score, lengths: tuple[int, ...] = LENGTHS) -> list[Generation]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import random
 from typing import Any
@@ -25,7 +26,7 @@ from tests.equivalence.equality import (
     reference_text,
 )
 from tests.equivalence.families import FAMILIES, QUICK, prompts, tiny_model
-from tests.equivalence.test_families import CONTINUATIONS, END_IDS, LENGTHS, NEW_TOKENS
+from tests.equivalence.test_families import CONTINUATIONS, END_IDS, NEW_TOKENS, asked, made
 
 PLAN = Plan("float32", "none", "device", "instructions_first", 512, 4, 10_000, 100, 1)
 PLANS = {
@@ -76,9 +77,10 @@ def run(
     return sorted(done, key=lambda generation: generation.request_id), static.handed
 
 
-def shared_prompts(prefix_tokens: int) -> list[tuple[int, ...]]:
-    prefix = prompts((prefix_tokens,))[0]
-    return [(*prefix, *prompt) for prompt in prompts(LENGTHS)]
+@functools.cache
+def features(family: str, prefix_tokens: int) -> list[torch.Tensor]:
+    model = made(family, prefix_tokens)[0]
+    return [reference_features(model, prompt) for prompt in asked(prefix_tokens)]
 
 
 @families
@@ -94,17 +96,16 @@ def test_same_texts(family: str, plan: str, prefix_tokens: int) -> None:
     model = tiny_model(family)
     if unsupported(model, PLAN) is not None:
         pytest.skip("runs on the static engine, which has its own tests")
-    asked = shared_prompts(prefix_tokens) if prefix_tokens else prompts(LENGTHS)
-    texts = [reference_text(model, prompt, END_IDS, NEW_TOKENS) for prompt in asked]
+    sent, (_, texts, _) = asked(prefix_tokens), made(family, prefix_tokens)
     window = sliding_window(model.config)
     done, handed = run(
         model,
         PLANS[plan],
-        [Request(i, prompt, Decode(NEW_TOKENS), prefix_tokens) for i, prompt in enumerate(asked)],
+        [Request(i, prompt, Decode(NEW_TOKENS), prefix_tokens) for i, prompt in enumerate(sent)],
         window,
     )
     assert assert_equal_texts(texts, [generation.token_ids for generation in done]) <= 1
-    assert handed == (0 if window is None else sum(len(prompt) + NEW_TOKENS > window for prompt in asked))
+    assert handed == (0 if window is None else sum(len(prompt) + NEW_TOKENS > window for prompt in sent))
     if PLANS[plan].max_batch_rows > 1 and window is None:
         assert max(generation.batch_rows for generation in done) > 1
 
@@ -125,11 +126,10 @@ def test_same_scores(
     model = tiny_model(family)
     if unsupported(model, PLAN) is not None:
         pytest.skip("runs on the static engine, which has its own tests")
-    asked = shared_prompts(prefix_tokens) if prefix_tokens else prompts(LENGTHS)
-    expected = torch.tensor([reference_scores(model, prompt, CONTINUATIONS) for prompt in asked])
+    expected = torch.tensor(made(family, prefix_tokens)[2])
     requests = [
         Request(i, prompt, Score(CONTINUATIONS, tolerance, features=True), prefix_tokens)
-        for i, prompt in enumerate(asked)
+        for i, prompt in enumerate(asked(prefix_tokens))
     ]
     done, _ = run(model, PLANS[plan], requests, sliding_window(model.config))
     found = torch.tensor([generation.scores for generation in done])
@@ -138,17 +138,17 @@ def test_same_scores(
     ):  # float32 rounding: granite's scores of -31 differ by 1.4e-4; the probabilities below keep to 1e-4
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-5)
     torch.testing.assert_close(found.softmax(-1), expected.softmax(-1), atol=1e-4, rtol=0)
-    for prompt, generation in zip(asked, done, strict=True):
-        features = torch.from_numpy(np.frombuffer(generation.features, "<f2").astype(np.float32))
+    for wanted, generation in zip(features(family, prefix_tokens), done, strict=True):
+        seen = torch.from_numpy(np.frombuffer(generation.features, "<f2").astype(np.float32))
         # half precision
-        torch.testing.assert_close(features, reference_features(model, prompt), atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(seen, wanted, atol=1e-3, rtol=1e-3)
 
 
 def test_a_shared_prefix_is_read_once_and_never_changed() -> None:
     model = tiny_model("llama (GQA)")
     static = StaticEngine(model, PLAN, end_ids=END_IDS, pad_id=0)
     engine = PackedEngine(model, PLAN, end_ids=END_IDS, static=static, window=None)
-    engine.admit([Request(i, prompt, Decode(8), 20) for i, prompt in enumerate(shared_prompts(20))])
+    engine.admit([Request(i, prompt, Decode(8), 20) for i, prompt in enumerate(asked(20))])
     engine.step()
     (prefix,) = engine._scheduler.cached.held
     before = [(keys.clone(), values.clone()) for _, (keys, values) in engine._pool.read(prefix.run, 0, 20)]
@@ -164,11 +164,10 @@ def test_a_shared_prefix_is_read_once_and_never_changed() -> None:
 def test_a_wrong_prefix_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: the comparison would see a prefix of the same length with one other token."""
     model = tiny_model("llama (GQA)")
-    asked = shared_prompts(20)
-    expected = torch.tensor([reference_scores(model, prompt, CONTINUATIONS) for prompt in asked])
+    expected = torch.tensor(made("llama (GQA)", 20)[2])
     wrong = [
         Request(i, (prompt[0], prompt[1] ^ 1, *prompt[2:]), Score(CONTINUATIONS), 20)
-        for i, prompt in enumerate(asked)
+        for i, prompt in enumerate(asked(20))
     ]
     done, _ = run(model, PLAN, wrong)
     found = torch.tensor([generation.scores for generation in done])
@@ -177,8 +176,7 @@ def test_a_wrong_prefix_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_model_that_raises_in_company_is_left_to_the_static_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("llama (GQA)")
-    asked = prompts(LENGTHS)
-    texts = [reference_text(model, prompt, END_IDS, NEW_TOKENS) for prompt in asked]
+    _, texts, _ = made("llama (GQA)")
     broken = iter([True, False])
 
     def attention(*_: Any) -> Any:
@@ -189,7 +187,7 @@ def test_a_model_that_raises_in_company_is_left_to_the_static_engine(monkeypatch
     real = ByViews.attend
     monkeypatch.setattr(ByViews, "attend", attention)
     done, handed = run(
-        model, PLAN, [Request(i, prompt, Decode(NEW_TOKENS)) for i, prompt in enumerate(asked)]
+        model, PLAN, [Request(i, prompt, Decode(NEW_TOKENS)) for i, prompt in enumerate(asked())]
     )
     assert handed > 0
     assert math.isclose(

@@ -147,12 +147,7 @@ def test_mistakes_are_one_sentence(tmp_path: Path, mistake: str, capsys: pytest.
     ("arguments", "said"),
     [
         (("flows/label.py", "nowhere.yaml"), "there is no configuration file nowhere.yaml"),
-        ((*SERVE, "CONFIG"), "PREFECT_API_URL is not set"),
-        pytest.param(
-            (*SERVE, "--config", "nowhere.yaml"),
-            "there is no configuration file nowhere.yaml",
-            marks=pytest.mark.full,
-        ),
+        pytest.param((*SERVE, "CONFIG"), "PREFECT_API_URL is not set", marks=pytest.mark.full),
     ],
 )
 def test_a_process_says_nothing_else(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:

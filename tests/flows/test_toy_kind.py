@@ -169,6 +169,7 @@ def out_of(night: ANight, *arguments: str) -> str:
     return str(done.stdout)
 
 
+@pytest.mark.full
 def test_it_goes_the_whole_way(installed: None, tmp_path: Path) -> None:
     night = a_night(tmp_path / "night", count=30, seconds=0.1)
     assert "task count: 1.0 requests a document" in out_of(night, "plan", str(night.config))

@@ -26,9 +26,10 @@ def states(night: CardNight) -> dict[str, int]:
         return dict(connection.execute("SELECT state || crashes, count(*) FROM work GROUP BY 1").fetchall())
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "launches",
-    [pytest.param(40, id="while it loads", marks=pytest.mark.full), pytest.param(400, id="at work")],
+    [pytest.param(40, id="while it loads"), pytest.param(400, id="at work")],
 )
 def test_a_lost_card_stops_the_night_and_blames_nobody(tmp_path: Path, launches: int) -> None:
     night = a_night(tmp_path, fail=f"after={launches},kind=lost")

@@ -69,7 +69,7 @@ def test_ties_are_answered_together() -> None:
 
 def test_fresh_documents_meet_the_target_with_cross_validated_probabilities() -> None:
     kept, coverage = [], []
-    for seed in range(6):
+    for seed in range(3):
         scores, gold = drawn(3000, 100 + seed, sharpness=2.5)
         calibration = calibrate(scores, LABELS, gold=gold_of(gold, range(200)))
         checked = calibration.cross_validation

@@ -32,7 +32,7 @@ from tests.equivalence.families import FAMILIES, prompts, tiny_model
 from tests.equivalence.test_demo_model import NEW_TOKENS as DEMO_TOKENS
 from tests.equivalence.test_demo_model import PLAN as DEMO_PLAN
 from tests.equivalence.test_demo_model import TEXTS
-from tests.equivalence.test_families import CONTINUATIONS, END_IDS, LENGTHS, NEW_TOKENS
+from tests.equivalence.test_families import CONTINUATIONS, END_IDS, LENGTHS, NEW_TOKENS, made
 
 LLAMA = "llama (GQA)"
 PLAN = Plan("float32", "none", "device", "instructions_first", 512, 4, 10_000, 100, 1)
@@ -137,7 +137,7 @@ def test_same_texts(family: str, name: str, plan: str) -> None:
     if name == "generate_batch" and family in NOT_CONTINUOUS:
         pytest.skip("runs on the static engine, which has its own tests")
     model = tiny_model(family)
-    references = [reference_text(model, prompt, END_IDS, NEW_TOKENS) for prompt in prompts(LENGTHS)]
+    _, references, _ = made(family)
     engine = opened(name, model, PLANS[plan])
     done = finished(engine, decodes()[:5], decodes()[5:])
     assert [generation.error for generation in done] == [None] * len(LENGTHS)
@@ -153,7 +153,7 @@ def test_same_texts(family: str, name: str, plan: str) -> None:
 @library
 def test_same_texts_in_eager_attention(name: str) -> None:
     model = tiny_model(LLAMA, attention="eager")
-    references = [reference_text(model, prompt, END_IDS, NEW_TOKENS) for prompt in prompts(LENGTHS)]
+    _, references, _ = made(LLAMA)
     engine = opened(name, model)
     assert assert_equal_texts(references, texts(finished(engine, decodes()))) <= 1
     assert engine.given_up is None
@@ -378,7 +378,7 @@ def test_interrupts_are_not_swallowed(name: str) -> None:
 
 def test_all_decoders_over_one_model_in_turn() -> None:
     model = tiny_model(LLAMA)
-    references = [reference_text(model, prompt, END_IDS, NEW_TOKENS) for prompt in prompts(LENGTHS)]
+    _, references, _ = made(LLAMA)
     engines = [OPENED[name](loaded(model), PLAN, end_ids=END_IDS, pad_id=0) for name in OPENED]
     assert len({kind for _, kind in engines}) == len(OPENED)
     for engine, _ in engines * 2:

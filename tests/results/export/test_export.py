@@ -170,7 +170,7 @@ def test_no_cell_of_a_csv_is_computed_by_a_spreadsheet(ledger: Ledger, tmp_path:
     assert _read(tmp_path / "out.jsonl")[0]["id"] == start + "1+1"
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=settings().max_examples // 2, deadline=None)  # three files each
 @given(name=st.text(min_size=1), answer=st.text(min_size=1))
 def test_any_text_comes_back(name: str, answer: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("any")
@@ -342,7 +342,9 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize(
+    "ending", ["parquet", *(pytest.param(name, marks=pytest.mark.full) for name in ("jsonl", "csv"))]
+)
 def test_memory_does_not_hold_the_answers(large: Path, tmp_path: Path, ending: str) -> None:
     program = (
         "import resource, sys; from pathlib import Path; import pyarrow.parquet; from "

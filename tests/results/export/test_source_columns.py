@@ -318,7 +318,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+@pytest.mark.parametrize("ending", ["parquet", pytest.param("jsonl", marks=pytest.mark.full)])
 def test_memory_does_not_hold_the_source(large: Path, tmp_path: Path, ending: str) -> None:
     program = (
         "import resource, sys; from pathlib import Path; import pyarrow.parquet\n"
