@@ -13,6 +13,7 @@ import pytest
 
 from tests.nights import TASKS, ANight, documents, no_process_left
 from tests.programs import FRESH
+from tests.tiers import quick
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +27,11 @@ def night(tmp_path_factory: pytest.TempPathFactory) -> ANight:
 
 @pytest.mark.parametrize(
     "arguments",
-    [
+    quick(
+        [("--help",), ("status", "{run}"), ("status", "{folder}"), ("export", "{run}")],
         ("status", "{folder}"),
         ("export", "{run}"),
-        *(pytest.param(words, marks=pytest.mark.full) for words in (("--help",), ("status", "{run}"))),
-    ],
+    ),
     ids=" ".join,
 )
 def test_forked_and_fresh_print_the_same(

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.nights import ANight, documents, no_process_left
+from tests.tiers import quick
 
 COMMANDS = ("run", "plan", "status", "export", "report", "retry", "show", "reproduce", "doctor")
 QUALITY_COMMANDS = (
@@ -81,7 +82,14 @@ def night(tmp_path_factory: pytest.TempPathFactory) -> ANight:
 
 
 @pytest.mark.parametrize(
-    "arguments", [("--help",), *((name, "--help") for name in COMMANDS + QUALITY_COMMANDS)], ids=" ".join
+    "arguments",
+    quick(
+        [("--help",), *((name, "--help") for name in COMMANDS + QUALITY_COMMANDS)],
+        ("--help",),
+        ("run", "--help"),
+        ("plan", "--help"),
+    ),
+    ids=" ".join,
 )
 def test_help_loads_nothing_heavy(arguments: tuple[str, ...]) -> None:
     done = subprocess.run(

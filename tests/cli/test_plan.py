@@ -203,6 +203,7 @@ def test_plots(night: ANight, tmp_path: Path, kind: str) -> None:
         assert Path(path).read_bytes()[:5] in (b"\x89PNG\r", b"<?xml")
 
 
+@pytest.mark.full
 def test_the_run_obeys_the_same_plan_and_sets_the_outcome_beside_it(
     tmp_path: Path, demo_model_folder: Path
 ) -> None:

@@ -22,6 +22,7 @@ from pipeline.run.in_process_worker import in_process_workers
 from pipeline.run.runner import RunResult, run
 from tests.e2e.edited_sources import Nights, configured
 from tests.nights import TASKS, ANight, documents
+from tests.tiers import quick
 
 
 def a_folder(place: Path, texts: dict[str, str]) -> Path:
@@ -319,7 +320,9 @@ CHANGES: dict[str, tuple[Callable[[Path], Any], int, int, str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", CHANGES)
+@pytest.mark.parametrize(
+    "kind", quick(CHANGES, "removed", "damaged", "added", "replaced beside a damaged one", "all gone")
+)
 def test_a_source_that_changes_under_the_run(tmp_path: Path, kind: str) -> None:
     change, code, documents_left, words = CHANGES[kind]
     result, docs = changed_while_it_works(tmp_path, change, "300 documents read" if kind == "added" else "")

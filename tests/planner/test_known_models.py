@@ -9,12 +9,16 @@ import pytest
 from pipeline.planner.forecast import Wish, decide
 from pipeline.system.hardware_spec import described
 from tests.planner.known_models import KNOWN, known_shape
+from tests.tiers import quick
 
 GIB = 2**30
 
 
 # One test, as each worker of a session would ask every model again.
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize(
+    "name",
+    quick(KNOWN, "Llama 2 7B", "Qwen3 30B-A3B", "Gemma 3 4B", "DeepSeek V3", "gpt-oss 20B", "Falcon 7B"),
+)
 def test_each_is_as_published_and_planned_at_once(name: str) -> None:
     known, shape = KNOWN[name], known_shape(name)
     exact = isinstance(known.parameters, int)

@@ -30,6 +30,7 @@ from pipeline.system.run_directory import LEDGER
 from tests.quality.tables import LABELS, drawn, gold_of
 from tests.results.answered import finished, gold_file
 from tests.stores.ledger.ledgers import document, done, read
+from tests.tiers import quick
 
 
 def _open(folder: Path) -> Ledger:
@@ -140,7 +141,7 @@ def test_a_label_without_gold_documents_is_named() -> None:
     assert "no gold document" not in calibrate(scores, LABELS, gold=gold_of(gold, range(60))).sentence
 
 
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.full) for seed in (2, 3))])
+@pytest.mark.parametrize("seed", quick(range(4), 0, 1))
 def test_the_threshold_answers_the_gold_documents_that_it_says(tmp_path: Path, seed: int) -> None:
     """The document whose probability is the threshold is answered, though probabilities are kept rounded."""
     gold = finished(tmp_path, 60, seed=seed)

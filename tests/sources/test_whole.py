@@ -18,6 +18,7 @@ from pipeline.config import SourceConfig
 from pipeline.records import Document
 from pipeline.sources import read_source
 from tests.sources.reading import json_lines, packed, pairs, put, read
+from tests.tiers import quick
 
 COUNT = 100_000
 
@@ -48,11 +49,10 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-# What reads them is one reader; the others of its kind are watched in the full tier.
-_FULL = [pytest.param(form, marks=pytest.mark.full) for form in ("gz", "zst", "json", "csv", "saved")]
+_FORMS = ("jsonl", "gz", "zst", "json", "csv", "parquet", "saved", "text")
 
 
-@pytest.mark.parametrize("form", ["jsonl", "parquet", "text", *_FULL])
+@pytest.mark.parametrize("form", quick(_FORMS, "jsonl", "parquet"))
 def test_memory_is_flat(large: Path, form: str) -> None:
     next(iter(read_source(SourceConfig(path=str(large / form)))))  # imports are not counted
     arrow_bytes = pa.total_allocated_bytes()
@@ -69,7 +69,7 @@ def test_memory_is_flat(large: Path, form: str) -> None:
     assert peak_arrow_bytes < 16_000_000
 
 
-@pytest.mark.parametrize("form", ["jsonl", "gz", "zst", "json", "csv", "parquet", "saved", "text", "hub"])
+@pytest.mark.parametrize("form", quick([*_FORMS, "hub"], "zst", "parquet", "hub"))
 def test_the_process_ends_promptly_after_a_partial_read(large: Path, form: str) -> None:
     program = (
         "import sys\nfrom itertools import islice\nfrom pipeline.config import SourceConfig\nfrom "

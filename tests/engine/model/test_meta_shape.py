@@ -24,6 +24,7 @@ from tests.engine.model.small_families import QUICK, SMALL, small_config, small_
 from tests.engine.small_tokenizers import byte_level, wrapped
 from tests.equivalence.families import _BASE
 from tests.planner.known_models import known_shape
+from tests.tiers import quick
 
 ALL = [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.full]) for name in SMALL]
 SMALL_MODEL = ModelConfig(id="small")
@@ -103,7 +104,12 @@ def test_no_family_of_the_library_gets_a_wrong_number() -> None:
 )
 @pytest.mark.parametrize(
     "name",
-    ["llama (GQA)", "gpt2", "falcon (MQA)", "mixtral (MoE)", "deepseek_v3 (MLA)", "mamba2 (recurrent)"],
+    quick(
+        ["llama (GQA)", "gpt2", "falcon (MQA)", "mixtral (MoE)", "deepseek_v3 (MLA)", "mamba2 (recurrent)"],
+        "gpt2",
+        "mixtral (MoE)",
+        "mamba2 (recurrent)",
+    ),
 )
 def test_loaded_weights_weigh_what_is_said(name: str, quantization: Any, dtype: Any, tmp_path: Path) -> None:
     model = small_model(name, torch.float32)

@@ -21,6 +21,7 @@ from tests.equivalence.equality import assert_equal_texts, reference_text
 from tests.equivalence.families import prompts, tiny_model
 from tests.equivalence.test_families import CONTINUATIONS
 from tests.equivalence.test_packed import Watched
+from tests.tiers import quick
 
 PLAN = Plan("float32", "none", "device", "document_first", 512, 4, 10_000, 100, 1)
 DOCUMENT = prompts((70,), seed=4)[0]
@@ -81,7 +82,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize(("call", "error"), [(1, MemoryError), (3, ValueError)])
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", quick(FAULTS, "pages", "keys seen", "a pass", "scores taken in"))
 def test_a_failure_anywhere_leaves_nothing_behind_and_nobody_without_an_answer(
     fault: str, call: int, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from pipeline.results.export.places import check_output
 from pipeline.stores.ledger.ledger import Ledger
 from pipeline.system.escape import spreadsheet_text
 from tests.stores.ledger.ledgers import begun, document, documents, done, failed, job, read
+from tests.tiers import quick
 
 LABEL = [
     "topic",
@@ -342,9 +343,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    "ending", ["parquet", *(pytest.param(name, marks=pytest.mark.full) for name in ("jsonl", "csv"))]
-)
+@pytest.mark.parametrize("ending", quick(ENDINGS, "parquet"))
 def test_memory_does_not_hold_the_answers(large: Path, tmp_path: Path, ending: str) -> None:
     program = (
         "import resource, sys; from pathlib import Path; import pyarrow.parquet; from "

@@ -18,6 +18,7 @@ from pipeline.results.export import Layout, export
 from pipeline.stores.ledger.ledger import Ledger
 from tests.results.export.runs import ALL, answered, rows_of, table
 from tests.sources.reading import json_lines, packed, put
+from tests.tiers import quick
 
 ROWS = [
     {"id": "a", "text": "one", "Überschrift": "Größe", "year": 2001, "tags": ["x", "y"], "ok": True},
@@ -318,7 +319,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("ending", ["parquet", pytest.param("jsonl", marks=pytest.mark.full)])
+@pytest.mark.parametrize("ending", quick(["jsonl", "parquet"], "parquet"))
 def test_memory_does_not_hold_the_source(large: Path, tmp_path: Path, ending: str) -> None:
     program = (
         "import resource, sys; from pathlib import Path; import pyarrow.parquet\n"
