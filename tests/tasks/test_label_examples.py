@@ -78,6 +78,29 @@ def test_drawn_from_gold_and_named(drive: Callable[..., Driver], tmp_path: Path)
         assert (str(row["text"]) in before) == (row["id"] in task.example_ids)
 
 
+def test_labels_that_look_alike_are_alike_in_examples_as_in_gold(
+    drive: Callable[..., Driver], tmp_path: Path
+) -> None:
+    labels = ["nass", "trüb"]
+    rows = [
+        {"id": "a", "text": "Rain all day.", "label": "NASS"},
+        {"id": "b", "text": "Clouds all day.", "label": "Tru\u0308b"},
+        {"id": "c", "text": "Rain at night.", "label": "ｎａｓｓ"},
+    ]
+    path = jsonl(tmp_path / "rows.jsonl", rows)
+    shown = [[row["text"], label] for row, label in zip(rows, ["nass", "trüb", "nass"], strict=True)]
+    for keys in (
+        {"examples": path},
+        {"examples": rows},
+        {"gold": path, "examples_per_label": 2},
+    ):
+        driver = drive(kind="label", labels=labels, context_tokens=2000, **keys)
+        before, _ = prompt(driver)
+        for text, label in shown:
+            assert f"{text}<|assistant|>The category that fits this text best is {label}" in before
+        assert {row[1] for row in task_of(driver).job.identity["examples"]} == set(labels)
+
+
 def test_a_moved_or_reordered_gold_file_changes_nothing(drive: Callable[..., Driver], tmp_path: Path) -> None:
     keys: dict[str, Any] = {
         "kind": "label",

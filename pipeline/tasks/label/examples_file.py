@@ -5,6 +5,7 @@ have.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from pipeline.config import SourceConfig, as_written
 from pipeline.errors import ConfigError, SourceError
@@ -13,6 +14,7 @@ from pipeline.records import Document, Reject, digest, is_blank
 from pipeline.sources import read_source
 from pipeline.sources.files import is_table
 from pipeline.system.escape import from_spreadsheet
+from pipeline.tasks.label.label_names import label_meant
 from pipeline.tasks.label.section import LabelTask
 
 
@@ -66,6 +68,7 @@ def _label(row: Document, field: str) -> str:
 
 
 def _checked(examples: Sequence[Example], task: LabelTask, origin: str) -> list[Example]:
+    examples = [replace(one, label=label_meant(one.label, task.labels) or one.label) for one in examples]
     if not examples:
         raise ConfigError(
             f"task {task.name!r}: {origin} holds no labelled document; the field {task.label_field!r} "
@@ -85,7 +88,7 @@ def _checked(examples: Sequence[Example], task: LabelTask, origin: str) -> list[
                 f"example"
             )
     _refuse_doubles(examples, task, origin)
-    return list(examples)
+    return examples
 
 
 def _refuse_doubles(examples: Iterable[Example], task: LabelTask, origin: str) -> None:
