@@ -15,6 +15,7 @@ import typer
 
 from pipeline import __version__
 from pipeline.cli.cache import app as cache_commands
+from pipeline.cli.calibration import add_calibration_commands
 from pipeline.cli.commands import Commands
 from pipeline.cli.common import AsJson, ConfigPath, Overrides, RunPath, open_ledger, print_facts
 from pipeline.cli.plan import plan
@@ -182,73 +183,7 @@ def bench(
 app.command()(export)
 
 
-@app.command(needs={"label_field": ["gold"]})
-def calibrate(
-    directory: RunPath,
-    gold: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="File of ids and true labels: .jsonl, .csv, .parquet, ...; may be repeated, they add up."
-        ),
-    ] = None,
-    task: Annotated[
-        list[str] | None, typer.Option(help="Only this task; may be repeated. All label tasks otherwise.")
-    ] = None,
-    method: Annotated[
-        str,
-        typer.Option(help="auto (gold labels if given, else none needed), none, batch, self_training, gold."),
-    ] = "auto",
-    expected_shares: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--share", metavar="LABEL=SHARE", help="How frequent a label is expected to be; may be repeated."
-        ),
-    ] = None,
-    abstain_below: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Below this probability there is no answer.")
-    ] = None,
-    target_accuracy: Annotated[
-        float | None, typer.Option(help="Abstain so that the others are right this often; needs --gold.")
-    ] = None,
-    label_field: Annotated[str, typer.Option(help="Field of the gold file that holds the label.")] = "label",
-    as_json: AsJson = False,
-) -> None:
-    """Calibrate the labels of a run again, from its recorded scores; the model is not asked."""
-    from pipeline.results.calibrate import calibrate_run
-    from pipeline.results.report import check_report, write_report
-    from pipeline.stores.ledger.ledger import Ledger
-    from pipeline.system.run_directory import RunDirectory
-
-    place = RunDirectory(directory)
-    with open_ledger(directory):
-        pass
-    with place.locked("calibrate"), Ledger.open(place.ledger, write=True) as ledger:
-        check_report(directory)
-        made = calibrate_run(
-            ledger,
-            names=task,
-            gold=gold or (),
-            label_field=label_field,
-            method=method,
-            shares=expected_shares,
-            abstain_below=abstain_below,
-            target_accuracy=target_accuracy,
-        )
-        write_report(ledger, directory)
-    facts = {
-        name: {
-            "view": view.number,
-            "method": view.calibration.method,
-            "threshold": view.threshold,
-            "final": view.final,
-            "sentence": view.sentence,
-        }
-        for name, view in made.items()
-    }
-    print_facts(
-        {"tasks": facts} if as_json else None,
-        [f"{name}: view {view.number}; {view.sentence}" for name, view in made.items()],
-    )
+add_calibration_commands(app)
 
 
 @app.command()
@@ -422,6 +357,7 @@ def _run_facts(result: RunResult) -> dict[str, Any]:
         "report": str(result.report),
         "status": result.status.to_json(),
         "exports": [output.to_json() for output in result.outputs],
+        "settled": dict(result.settled),
     }
 
 
@@ -432,6 +368,7 @@ def _run_lines(result: RunResult) -> list[str]:
         f"  {name}: " + ", ".join(f"{count:,} {state}" for state, count in states.items() if count)
         for name, states in status.tasks.items()
     ]
+    lines += [f"  {name}: {sentence}" for name, sentence in result.settled.items()]
     lines += [f"  {sentence}" for sentence in status.sentences]
     if status.rejected:
         lines.append(f"  {status.rejected:,} rows were rejected: {result.directory}/rejects.jsonl")

@@ -39,7 +39,9 @@ def evaluate(
     task: Annotated[list[str] | None, typer.Option(help="Only this task; may be repeated.")] = None,
     view: Annotated[
         int | None,
-        typer.Option(min=0, help="Calibration to judge; 0: the model's own labels. The latest otherwise."),
+        typer.Option(
+            min=0, help="View to judge; 0: the model's own labels. The one that is shown otherwise."
+        ),
     ] = None,
     label_field: Annotated[str, typer.Option(help="Field of the gold file that holds the label.")] = "label",
     reference_field: Annotated[
@@ -101,7 +103,10 @@ def review(
     ] = None,
     gold: Annotated[
         list[Path] | None,
-        typer.Option(help="Gold file, or an earlier review: its documents are left out; may be repeated."),
+        typer.Option(
+            help="Gold file, or an earlier review: its documents are left out, as those are that have a "
+            "label in the run; may be repeated."
+        ),
     ] = None,
     label_field: Annotated[str, typer.Option(help="Field of these files that holds the label.")] = "label",
     force: Force = False,

@@ -100,7 +100,10 @@ def export(
     ] = False,
     view: Annotated[
         int | None,
-        typer.Option(min=0, help="Calibration to show; 0: the model's own labels. The latest otherwise."),
+        typer.Option(
+            min=0,
+            help="View to show; 0: the model's own labels. The one that overnight views says otherwise.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -4,7 +4,7 @@ nothing would obey are refused with their line.
 """
 
 from pipeline.config.loading import load_config, parse_config
-from pipeline.config.paths import FilePath, as_written
+from pipeline.config.paths import FilePath, absolute_path, as_written
 from pipeline.config.recorded import RETIRED, upgraded
 from pipeline.config.sections import (
     Added,
@@ -46,6 +46,7 @@ __all__ = [
     "StoreConfig",
     "TaskConfig",
     "TaskSection",
+    "absolute_path",
     "as_written",
     "identity_of",
     "load_config",

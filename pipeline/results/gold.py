@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipeline.config import SourceConfig, as_written
+from pipeline.config import SourceConfig, absolute_path, as_written
 from pipeline.errors import UsageError
 from pipeline.records import FieldValue, Reject
 from pipeline.sources import read_values
@@ -29,18 +29,22 @@ GoldLabel = str | tuple[str, ...]
 
 
 class Gold(dict[str, GoldLabel]):
-    """Labels by document id. ``unused`` counts rows of the files that give none, by reason; ``chosen`` are
-    the documents that a review has picked: no random ones.
+    """Labels by document id. ``files`` says where each was read, as far as that is known; ``unused`` counts
+    rows of the files that give none, by reason; ``chosen`` are the documents that a review has picked: no
+    random ones. ``notes`` is what else must be said of them.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.files: dict[str, str] = {}
         self.unused: Counter[str] = Counter()
         self.chosen: set[str] = set()
+        self.notes: list[str] = []
 
-    def told_unused(self) -> list[str]:
-        """The rows that are not used, in words."""
-        return [f"{count:,} rows of gold files not used: {reason}" for reason, count in self.unused.items()]
+    def told(self) -> list[str]:
+        """The rows that are not used, and the notes, in words."""
+        unused = [f"{count:,} rows of gold files not used: {reason}" for reason, count in self.unused.items()]
+        return [*unused, *self.notes]
 
     def no_sample(self, used: Collection[str]) -> str:
         """What must be said where all that is ``used`` was chosen; "" otherwise."""
@@ -84,7 +88,8 @@ def read_gold(
             wrong += [f"{one!r} (document {row.id!r})" for one in unknown]
             label: GoldLabel = tuple(one for one in labels if one in named) if multi else named[0]
             if not unknown and (first := found.setdefault(row.id, label)) != label:
-                clashing.append(f"{row.id!r} ({_shown(first)}, {_shown(label)})")
+                clashing.append(f"{row.id!r} ({spoken(first)}, {spoken(label)})")
+            found.files.setdefault(row.id, absolute_path(str(path)))
             if row.chosen:
                 found.chosen.add(row.id)
         found.unused += told
@@ -101,18 +106,23 @@ def read_gold(
 def _refuse(paths: str, labels: Sequence[str], wrong: list[str], clashing: list[str]) -> None:
     if wrong:
         raise UsageError(
-            f"{paths} has labels that the task does not have: {', '.join(wrong[:_SHOWN])}{_more(wrong)}; "
-            f"it has {', '.join(labels)}"
+            f"{paths} has labels that the task does not have: {some(wrong)}; it has {', '.join(labels)}"
         )
     if clashing:
         raise UsageError(
-            f"{paths} gives different labels to the same document: "
-            f"{', '.join(clashing[:_SHOWN])}{_more(clashing)}; keep one of each"
+            f"{paths} gives different labels to the same document: {some(clashing)}; keep one of each"
         )
 
 
-def _shown(label: GoldLabel) -> str:
+def spoken(label: GoldLabel) -> str:
+    """For people."""
     return label if isinstance(label, str) else written_labels(label)
+
+
+def some(names: Sequence[str]) -> str:
+    """The first few of them, and how many more there are."""
+    more = f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
 
 
 def gold_ids(path: str | Path, *, id_field: str = "id", label_field: str = "label") -> set[str]:
@@ -175,7 +185,3 @@ def _source(path: str | Path, id_field: str, label_field: str) -> SourceConfig:
 def _label(value: FieldValue) -> str:
     """The label as text; whole numbers are written out, as a table would hold them."""
     return "" if value is None or isinstance(value, bool) else str(value).strip()
-
-
-def _more(names: list[str]) -> str:
-    return f" and {len(names) - _SHOWN:,} more" if len(names) > _SHOWN else ""

@@ -3,7 +3,7 @@ ever.
 
 A view costs no inference. It is kept in the ledger with a number and applied when answers are exported,
 reported or judged; earlier views stay, and number 0 is always what the model said itself. How views are made:
-``recalibration``.
+``calibrate``; how they are chosen and deleted: ``kept_views``.
 """
 
 from __future__ import annotations
@@ -17,17 +17,20 @@ import numpy as np
 
 from pipeline.errors import UsageError
 from pipeline.quality.abstain import abstains
-from pipeline.quality.calibration import Calibration
+from pipeline.quality.calibration import Calibration, calibrate
 from pipeline.quality.features import FEATURE_BYTES, unpacked
 from pipeline.quality.scores import Floats
-from pipeline.quality.several import SeveralCalibration, parse_calibration
+from pipeline.quality.several import SeveralCalibration, calibrate_several, parse_calibration
 from pipeline.stores.ledger.ledger import Ledger
-from pipeline.stores.ledger.queries import TaskResult, TaskRow, ViewRow
+from pipeline.stores.ledger.queries import TaskResult, TaskRow
+from pipeline.stores.ledger.view_rows import ViewRow
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A view ready to be applied. ``final``: no document of the task was missing when it was made.
+    """A view ready to be applied. ``final``: no document of the task was missing when it was made;
+    ``answers_nobody``: it abstained from all that were finished. ``target_accuracy``: its threshold was
+    chosen so that answers are right this often.
 
     ``gold_labels`` maps the keys of the documents whose labels it was made with to these; ``held_out`` those
     that the calibration was fitted on to the natural logs (by label) that a fit without them gives, which is
@@ -41,6 +44,8 @@ class View:
     final: bool
     gold_labels: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
     held_out: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    answers_nobody: bool = False
+    target_accuracy: float | None = None
 
     @property
     def multi(self) -> bool:
@@ -121,21 +126,68 @@ def certainty(probabilities: Floats, *, multi: bool) -> Floats:
     return found
 
 
-def latest_view(ledger: Ledger, task: TaskRow, number: int | None = None) -> View | None:
-    """The task's latest view, or the one of that ``number``; None for 0 and where there is none. Raises
-    UsageError for unknown ones.
+def view_in_force(ledger: Ledger, task: TaskRow, number: int | None = None) -> View | None:
+    """The view of a task that is shown, or the one of that ``number``; None for 0 and where answers are shown
+    as they were recorded. Raises UsageError for unknown ones.
     """
     if task.job.kind != "label" or number == 0:
         return None
-    kept = ledger.views(task.job.name)
     if number is None:
-        return view_of(kept[-1]) if kept else None
-    if number > len(kept):
+        shown = ledger.shown_view(task.job.name)
+        if shown is None:
+            return None
+        if shown.number == 0:
+            return _own_labels(task)
+        number = shown.number
+    return view_of(kept_view(ledger, task, number))
+
+
+def kept_view(ledger: Ledger, task: TaskRow, number: int) -> ViewRow:
+    """The view of that number, above 0. Raises UsageError where there is none."""
+    kept = {row.number: row for row in ledger.views(task.job.name)}
+    if number not in kept:
+        there = f"it has {', '.join(map(str, kept))}" if kept else "it has none"
         raise UsageError(
-            f"task {task.job.name!r} has no view {number}; it has {len(kept)} (0 is what the model said "
-            f"itself)"
+            f"task {task.job.name!r} has no view {number}; {there} (0 is what the model said itself)"
         )
-    return view_of(kept[number - 1])
+    return kept[number]
+
+
+def _own_labels(task: TaskRow) -> View:
+    """What the model said itself, as a view."""
+    labels = labels_of(task)
+    nothing = np.empty((0, len(labels)))
+    several = is_multi(task)
+    made = (
+        calibrate_several(nothing, labels, method="none")
+        if several
+        else calibrate(nothing, labels, method="none")
+    )
+    return View(0, made, None, made.sentence, final=True)
+
+
+def label_tasks(ledger: Ledger, names: Sequence[str] | None = None) -> list[TaskRow]:
+    """The label tasks of a run, or those of ``names``. Raises UsageError where there are none."""
+    known = {task.job.name: task for task in ledger.tasks()}
+    unknown = [name for name in names or () if name not in known]
+    if unknown:
+        raise UsageError(f"there is no task {unknown[0]!r}; the run has {', '.join(known)}")
+    chosen = [known[name] for name in names or (name for name in known if known[name].job.kind == "label")]
+    if not chosen:
+        raise UsageError("the run has no label task: there is nothing to calibrate")
+    for task in chosen:
+        labels_of(task)
+    return chosen
+
+
+def the_label_task(ledger: Ledger, name: str | None) -> TaskRow:
+    """The label task of that name, or the only one. Raises UsageError."""
+    known = {task.job.name: task for task in ledger.tasks() if task.job.kind == "label"}
+    if name is None and len(known) > 1:
+        raise UsageError(f"the run has several label tasks: choose one with --task ({', '.join(known)})")
+    if not known or (name is not None and name not in known):
+        raise UsageError(f"the run has no label task{f' {name!r}' if name else ''}")
+    return known[name] if name is not None else next(iter(known.values()))
 
 
 def labels_of(task: TaskRow) -> tuple[str, ...]:
@@ -169,6 +221,8 @@ def view_of(row: ViewRow) -> View:
         bool(facts.get("final")),
         facts.get("gold_labels") or {},
         facts.get("held_out") or {},
+        bool(facts.get("answers_nobody")),
+        facts.get("target_accuracy"),
     )
 
 

@@ -7,6 +7,7 @@ that somebody has filled labels into is not overwritten.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import os
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config import Config
-from pipeline.errors import UsageError
+from pipeline.errors import OvernightError, UsageError
 from pipeline.quality.scores import extra
 from pipeline.quality.selection import (
     CANDIDATES,
@@ -31,7 +32,14 @@ from pipeline.records import Document
 from pipeline.results.export.layout import Layout
 from pipeline.results.export.places import check_output
 from pipeline.results.gold import gold_ids, written_labels
-from pipeline.results.label_view import is_multi, labels_of, latest_view, shown_to_the_model, view_of
+from pipeline.results.gold_store import configured_files
+from pipeline.results.label_view import (
+    is_multi,
+    labels_of,
+    shown_to_the_model,
+    the_label_task,
+    view_in_force,
+)
 from pipeline.results.source_texts import documents_again, last_config
 from pipeline.results.views import through
 from pipeline.sources import read_source, source_files
@@ -65,19 +73,19 @@ def review_run(
     """Write the ``count`` finished documents of a label task most worth a person's look. Raises UsageError,
     StoppedEarly.
 
-    Left out and counted: documents that have a gold label already, in the files ``gold`` or in those that
-    earlier views were made with; that are no longer in the source; that the model was shown as examples; and
-    those whose id stands for several texts, because a gold label is given to an id.
+    Left out and counted: documents that have a gold label already, in the files ``gold``, in those of the
+    configuration or among the labels that the run keeps; that are no longer in the source; that the model was
+    shown as examples; and those whose id stands for several texts, because a gold label is given to an id.
     """
-    task = _task(ledger, name)
+    task = the_label_task(ledger, name)
     config = last_config(ledger)
     _check(output, REVIEW_COLUMNS, config, force=force)
     labels, multi = labels_of(task), is_multi(task)
     extra("sklearn")
-    known_ids = {one for path in gold for one in gold_ids(path, label_field=label_field)}
-    known_keys = {key for kept in ledger.views(task.job.name) for key in view_of(kept).gold_labels}
+    known = {one for path in gold for one in gold_ids(path, label_field=label_field)}
+    known |= _known(ledger, task)
     left_out: Counter[str] = Counter()
-    unknown = _unknown(_answered(ledger, task, labels), known_ids, known_keys, left_out)
+    unknown = _unknown(_answered(ledger, task, labels), known, left_out)
     by_key = {
         found.id: found
         for found in uncertain_and_random(unknown, max(CANDIDATES, count), seed, several=multi)
@@ -117,23 +125,23 @@ def sample_source(
 # ── documents ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _task(ledger: Ledger, name: str | None) -> TaskRow:
-    """The label task of that name, or the only one."""
-    known = {task.job.name: task for task in ledger.tasks() if task.job.kind == "label"}
-    if name is None and len(known) > 1:
-        raise UsageError(f"the run has several label tasks: choose one with --task ({', '.join(known)})")
-    if not known or (name is not None and name not in known):
-        raise UsageError(
-            f"the run has no label task{f' {name!r}' if name else ''} whose answers could be reviewed"
-        )
-    return known[name] if name is not None else next(iter(known.values()))
+def _known(ledger: Ledger, task: TaskRow) -> set[str]:
+    """Ids of the documents that have a label in the run or in the configuration's files, as far as these can
+    be read.
+    """
+    found = {row.document_id for row in ledger.kept_labels(task.job.name)}
+    files, label_field = configured_files(ledger, task)
+    for path in files:
+        with contextlib.suppress(OvernightError):  # what it said at the end of the last run is kept
+            found |= gold_ids(path, label_field=label_field)
+    return found
 
 
 def _answered(ledger: Ledger, task: TaskRow, labels: Sequence[str]) -> Iterator[tuple[str, Answered]]:
-    """Finished documents as their latest view shows them, by id; with their key for an id, and still without
+    """Finished documents as the view in force shows them, by id; with their key for an id, and still without
     text.
     """
-    view = latest_view(ledger, task)
+    view = view_in_force(ledger, task)
     rows = ledger.rows()
     for row in through(rows, {task.job.name: view}) if view else rows:
         result = row.results[task.job.name]
@@ -145,14 +153,11 @@ def _answered(ledger: Ledger, task: TaskRow, labels: Sequence[str]) -> Iterator[
 
 
 def _unknown(
-    answered: Iterable[tuple[str, Answered]],
-    ids: Collection[str],
-    keys: Collection[str],
-    left_out: Counter[str],
+    answered: Iterable[tuple[str, Answered]], ids: Collection[str], left_out: Counter[str]
 ) -> Iterator[Answered]:
     """Those that nobody has labelled yet."""
     for name, document in answered:
-        if name in ids or document.id in keys:
+        if name in ids:
             left_out["labelled already"] += 1
         else:
             yield document

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline.config import Config
@@ -54,6 +54,7 @@ class Closing:
         self._directory = directory
         self._session = session
         self.outputs: tuple[Written, ...] = ()
+        self.settled: Mapping[str, str] = {}
 
     def end(self, ending: Ending, workers: WorkerPool) -> Ending:
         """Write down how it ended, before anything else is tried."""
@@ -66,10 +67,14 @@ class Closing:
     def export(self, ending: Ending, outputs: Sequence[Output]) -> Ending:
         """Settle the answers and write the exports."""
         ledger, directory = self._session.ledger, self._directory.path
-        self._try(lambda: self._session.annotate(calibration=settle_answers(ledger, self._config)))
+        self._try(self._settle)
         if ending.leaves_answers:
             self.outputs = tuple(write_outputs(ledger, directory, outputs))
         return self._lacking(ending, next((one.error for one in self.outputs if one.error), None))
+
+    def _settle(self) -> None:
+        self.settled = settle_answers(self._session.ledger, self._config)
+        self._session.annotate(calibration=self.settled)
 
     def report(self, ending: Ending, prepared: Preparation) -> Ending:
         """Write the report, and keep what it tells for the next plan."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from pipeline.config import Config
@@ -59,6 +59,7 @@ _log = logging.getLogger(__name__)
 class RunResult:
     """How a run ended. ``reason`` is "done", what was not answered and why, why it stopped early (a signal,
     the deadline, a full disk, a source that changed under it), or which of its files could not be written.
+    ``settled``: by task, what had to be said when all its answers were looked at together.
     """
 
     exit_code: int
@@ -67,6 +68,7 @@ class RunResult:
     status: Status
     report: Path
     outputs: tuple[Written, ...] = ()
+    settled: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def headline(self) -> str:
@@ -191,6 +193,7 @@ class Night:
             self._ledger.status(),
             self._directory.report,
             self._closing.outputs,
+            self._closing.settled,
         )
 
     # ── reading ─────────────────────────────────────────────────────────────────────────────────────────────

@@ -110,7 +110,7 @@ class Answers:
         return self.cells(result)
 
     def view(self, ledger: Ledger, task: TaskRow, number: int | None) -> View | None:  # noqa: ARG002  # as above
-        """The task's latest view, or that of the number; None for 0, and where there is none. Raises
+        """The view that is shown, or that of the number; None for 0, and where there is none. Raises
         UsageError for unknown ones.
         """
         return None

@@ -30,6 +30,7 @@ LIGHT = {
     "pipeline.cli",
     "pipeline.cli.main",
     "pipeline.cli.cache",
+    "pipeline.cli.calibration",
     "pipeline.cli.commands",
     "pipeline.cli.plan",
     "pipeline.cli.quality",

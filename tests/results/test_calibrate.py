@@ -16,7 +16,7 @@ from pipeline.config import parse_config
 from pipeline.errors import UsageError
 from pipeline.results.after_run import check_configured, settle_answers
 from pipeline.results.calibrate import calibrate_run
-from pipeline.results.label_view import View, latest_view
+from pipeline.results.label_view import View, view_in_force
 from pipeline.results.report import build_report, render_markdown
 from pipeline.stores.ledger.ledger import Ledger
 from pipeline.system.run_directory import LEDGER
@@ -43,7 +43,7 @@ def _ended(
         told = settle_answers(ledger, config)
         ledger.annotate_run(1, calibration=told)
         row = next(row for row in ledger.tasks() if row.job.name == name)
-        return latest_view(ledger, row), told.get(name, "")
+        return view_in_force(ledger, row), told.get(name, "")
 
 
 def _values(folder: Path, view: View, name: str = "topic") -> list[Any]:
@@ -110,6 +110,44 @@ def test_a_target_that_cannot_be_checked_answers_nothing(tmp_path: Path) -> None
     assert set(_values(tmp_path, view)) == {None}
     assert "no threshold reaches" in view.sentence
     assert "1 not among the finished documents" in view.sentence
+
+
+def test_a_target_that_is_out_of_reach_is_said_and_an_earlier_view_that_kept_it_stays(tmp_path: Path) -> None:
+    """In the morning nothing is in the table that the target does not vouch for."""
+    truth = finished(tmp_path, 100)
+    gold = gold_file(tmp_path / "gold.jsonl", _as_answered(tmp_path))  # all that the model says is right
+    asked: dict[str, Any] = {"gold": str(gold), "calibration": "none"}
+    first, told = _ended(tmp_path, **asked, target_accuracy=0.8)
+    assert first is not None
+    assert (first.number, told) == (1, "")
+    gold_file(gold, {name: LABELS[number % 4] for number, name in enumerate(truth)})
+    stays, told = _ended(tmp_path, **asked, target_accuracy=0.8)
+    assert stays is not None
+    assert stays.number == 1
+    assert told == "view 2 would answer no document; view 1, whose target accuracy is 80.0%, stays in force"
+    strict, told = _ended(tmp_path, **asked, target_accuracy=0.9)  # view 1 has not promised that
+    assert strict is not None
+    assert set(_values(tmp_path, strict)) == {None}
+    assert "no document is answered, as target_accuracy asks for it (view 3)" in told
+    with Ledger.open(tmp_path / "run" / LEDGER, write=False) as ledger:
+        assert "no document is answered" in render_markdown(build_report(ledger))
+    lost, told = _ended(tmp_path, gold=str(tmp_path / "gone.jsonl"), target_accuracy=0.8)
+    assert lost is not None
+    assert set(_values(tmp_path, lost)) == {None}
+    assert "there is no gold file" in told
+
+
+def _as_answered(folder: Path) -> dict[str, str]:
+    with Ledger.open(folder / "run" / LEDGER, write=False) as ledger:
+        return {row.input.id: row.results["topic"].value for row in ledger.rows()}
+
+
+def test_a_threshold_above_everything_is_obeyed_and_said(tmp_path: Path) -> None:
+    finished(tmp_path, 60)
+    view, told = _ended(tmp_path, abstain_below=1.0)
+    assert view is not None
+    assert set(_values(tmp_path, view)) == {None}
+    assert "no document is answered, as abstain_below asks for it (view 1)" in told
 
 
 def test_what_a_person_calibrated_by_gold_stays(tmp_path: Path) -> None:

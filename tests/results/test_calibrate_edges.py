@@ -17,12 +17,9 @@ from pipeline.quality.calibration import calibrate
 from pipeline.quality.features import Features
 from pipeline.records import TaskJob
 from pipeline.results.after_run import settle_answers
-from pipeline.results.calibrate import (
-    LEAST_BATCH,
-    ViewOptions,
-    _table,
-    calibrate_run,
-)
+from pipeline.results.calibrate import calibrate_run
+from pipeline.results.calibrate.making import LEAST_BATCH
+from pipeline.results.calibrate.table import read_table
 from pipeline.results.evaluate import evaluate
 from pipeline.results.report import build_report
 from pipeline.stores.ledger.ledger import Ledger
@@ -52,7 +49,7 @@ def test_a_source_that_was_not_read_to_its_end_leaves_a_view_that_is_not_final(t
             complete=False,
         )
         assert not ledger.status().complete
-        assert calibrate_run(ledger)["topic"].final is False
+        assert calibrate_run(ledger)["topic"].view.final is False
 
 
 def test_a_task_that_was_changed_waits_for_all_documents(tmp_path: Path) -> None:
@@ -65,7 +62,7 @@ def test_a_task_that_was_changed_waits_for_all_documents(tmp_path: Path) -> None
     with _open(tmp_path) as ledger:
         ledger.accept_tasks([changed], fork=True)
         assert ledger.views("topic") == []
-        assert calibrate_run(ledger)["topic"].final is False
+        assert calibrate_run(ledger)["topic"].view.final is False
 
 
 def test_gold_labels_of_other_documents_do_not_replace_a_view(tmp_path: Path) -> None:
@@ -113,7 +110,7 @@ def test_a_few_gold_labels_do_not_bring_the_mean_of_a_few_documents(tmp_path: Pa
     )
     with _open(tmp_path) as ledger:
         assert "31 documents are finished" in settle_answers(ledger, config)["topic"]
-        view = calibrate_run(ledger, gold=few)["topic"]
+        view = calibrate_run(ledger, gold=few)["topic"].view
     assert view.calibration.method == "none"
     assert "the gold set of 5 documents is too small" in view.sentence
 
@@ -147,7 +144,7 @@ def test_the_threshold_answers_the_gold_documents_that_it_says(tmp_path: Path, s
     gold = finished(tmp_path, 60, seed=seed)
     path = gold_file(tmp_path / "gold.jsonl", gold)
     with _open(tmp_path) as ledger:
-        view = calibrate_run(ledger, gold=path, target_accuracy=0.6)["topic"]
+        view = calibrate_run(ledger, gold=path, target_accuracy=0.6)["topic"].view
         judged = evaluate(ledger, gold=path)["tasks"]["topic"]
     coverage = judged["answered"] / judged["judged"]
     assert coverage > 0
@@ -166,7 +163,8 @@ def test_no_accuracy_is_stated_of_no_answers(tmp_path: Path) -> None:
     gold = finished(tmp_path, 40)
     path = gold_file(tmp_path / "gold.jsonl", _some(gold, 12))
     with _open(tmp_path) as ledger:
-        assert calibrate_run(ledger, gold=path, target_accuracy=0.99)["topic"].threshold == 2.0
+        made = calibrate_run(ledger, gold=path, target_accuracy=0.99, show_anyway=True)["topic"]
+        assert (made.view.threshold, made.is_shown) == (2.0, True)
         headline = evaluate(ledger, gold=path)["tasks"]["topic"]["headline"]
     assert headline["coverage"]["value"] == 0
     assert "answered_accuracy" not in headline
@@ -202,10 +200,10 @@ def test_of_a_document_nothing_but_its_numbers_stays_in_memory(tmp_path: Path) -
         read(ledger, run, rows)
         ledger.finish(run, [done("topic", row.key, "label 0", **known) for row in rows])
         task = ledger.tasks()[0]
-        _table(ledger, task, ViewOptions(method="batch"))
+        read_table(ledger, task)
         tracemalloc.start()
         before = tracemalloc.get_traced_memory()[0]
-        table = _table(ledger, task, ViewOptions(method="batch"))
+        table = read_table(ledger, task)
         held_bytes = tracemalloc.get_traced_memory()[0] - before
         tracemalloc.stop()
     assert table.scores.shape == (3000, 50)

@@ -67,7 +67,7 @@ def test_rows_that_give_no_label_are_counted_with_their_place(tmp_path: Path) ->
     gold = read_gold([path], LABELS)
     assert gold == {"1": "world"}
     assert sum(gold.unused.values()) == 5
-    told = "\n".join(gold.told_unused())
+    told = "\n".join(gold.told())
     assert "2 rows of gold files not used: without a label" in told
     assert "the field 'label' is missing (first: " in told
     assert "line 3)" in told

@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 
 from pipeline.errors import UsageError
-from pipeline.results.calibrate import LEAST_BATCH, ViewOptions, calibrate_run, make_view
+from pipeline.results.calibrate import calibrate_run
+from pipeline.results.calibrate.making import LEAST_BATCH, ViewOptions, make_view
 from pipeline.results.export import export
 from pipeline.results.gold import read_gold
-from pipeline.results.label_view import latest_view
+from pipeline.results.label_view import view_in_force
 from pipeline.stores.ledger.ledger import Ledger
 from pipeline.system.escape import spreadsheet_text
 from tests.programs import overnight
@@ -96,9 +97,9 @@ def test_over_the_batch(ledger: Ledger, tmp_path: Path) -> None:
 def test_earlier_views_stay(ledger: Ledger, tmp_path: Path) -> None:
     make_view(ledger, ledger.tasks()[0], ViewOptions("batch"))
     gold = _gold(tmp_path / "gold.jsonl", range(60))
-    made = calibrate_run(ledger, gold=gold)["topic"]
+    made = calibrate_run(ledger, gold=gold)["topic"].view
     assert (made.number, made.calibration.method, made.calibration.gold) == (2, "gold", 60)
-    assert calibrate_run(ledger, gold=gold)["topic"].number == 2  # the same again is not another one
+    assert calibrate_run(ledger, gold=gold)["topic"].view.number == 2  # the same again is not another one
     assert {row["topic_calibration"] for row in _exported(ledger, tmp_path / "x.jsonl", view=1)} == {
         "view 1: batch"
     }
@@ -122,7 +123,7 @@ def test_views_of_every_format_are_replaced_by_later_exports(ledger: Ledger, tmp
 
 def test_target_accuracy_abstains(ledger: Ledger, tmp_path: Path) -> None:
     gold = _gold(tmp_path / "gold.jsonl", range(150))
-    view = calibrate_run(ledger, gold=gold, target_accuracy=0.9)["topic"]
+    view = calibrate_run(ledger, gold=gold, target_accuracy=0.9)["topic"].view
     assert view.threshold is not None
     assert view.threshold < 1
     rows = _exported(ledger, tmp_path / "x.jsonl")
@@ -135,9 +136,14 @@ def test_target_accuracy_abstains(ledger: Ledger, tmp_path: Path) -> None:
 
 def test_nothing_qualifies(ledger: Ledger, tmp_path: Path) -> None:
     gold = _gold(tmp_path / "gold.jsonl", range(20))
-    view = calibrate_run(ledger, gold=gold, target_accuracy=0.999)["topic"]
+    asked = {"gold": gold, "target_accuracy": 0.999}
+    made = calibrate_run(ledger, **asked)["topic"]
+    assert not made.is_shown
+    assert None not in {row["topic"] for row in _exported(ledger, tmp_path / "x.jsonl")}
+    assert "abstain" in made.view.sentence
+    again = calibrate_run(ledger, **asked, show_anyway=True)["topic"]
+    assert (again.view.number, again.is_shown) == (made.view.number, True)
     assert {row["topic"] for row in _exported(ledger, tmp_path / "x.jsonl")} == {None}
-    assert "abstain" in view.sentence
 
 
 def test_few_documents_are_left_as_they_are(tmp_path: Path) -> None:
@@ -156,7 +162,7 @@ def test_a_ledger_of_before_views_is_read(folder: Path) -> None:
     with sqlite3.connect(folder / "ledger.sqlite") as connection:
         connection.execute("DROP TABLE views")
     with Ledger.open(folder / "ledger.sqlite", write=False) as old:
-        assert latest_view(old, old.tasks()[0]) is None
+        assert view_in_force(old, old.tasks()[0]) is None
     with Ledger.open(folder / "ledger.sqlite", write=True) as old:
         assert make_view(old, old.tasks()[0], ViewOptions("batch")).number == 1
 
@@ -203,25 +209,27 @@ def test_scores_that_may_be_bounds_are_not_calibrated(tmp_path: Path) -> None:
     with _loose(tmp_path / "l.sqlite", 0.009) as ledger:
         with pytest.raises(UsageError, match="labels of 1 of 40 documents unscored"):
             calibrate_run(ledger)
-        view = calibrate_run(ledger, method="none", abstain_below=0.7)["topic"]
+        view = calibrate_run(ledger, method="none", abstain_below=0.7)["topic"].view
         assert [row["topic"] for row in _exported(ledger, tmp_path / "x.jsonl")].count(None) == 39
         assert view.threshold == 0.7
 
 
 def test_recorded_scores_above_the_tolerance_are_the_models_own(tmp_path: Path) -> None:
     with _loose(tmp_path / "l.sqlite", 0.02) as ledger:
-        assert calibrate_run(ledger)["topic"].calibration.method == "batch"
+        assert calibrate_run(ledger)["topic"].view.calibration.method == "batch"
 
 
 def test_the_order_of_the_gold_file_changes_nothing(ledger: Ledger, tmp_path: Path) -> None:
-    first = calibrate_run(ledger, gold=_gold(tmp_path / "gold.jsonl", range(60)))["topic"]
-    again = calibrate_run(ledger, gold=_gold(tmp_path / "turned.jsonl", range(59, -1, -1)))["topic"]
+    first = calibrate_run(ledger, gold=_gold(tmp_path / "gold.jsonl", range(60)))["topic"].view
+    again = calibrate_run(ledger, gold=_gold(tmp_path / "turned.jsonl", range(59, -1, -1)))["topic"].view
     assert again.number == first.number == 1
     assert again.calibration.to_json() == first.calibration.to_json()
 
 
 def test_gold_labels_that_were_not_used_are_counted(ledger: Ledger, tmp_path: Path) -> None:
-    view = calibrate_run(ledger, gold=_gold(tmp_path / "gold.jsonl", range(COUNT - 20, COUNT + 5)))["topic"]
+    view = calibrate_run(ledger, gold=_gold(tmp_path / "gold.jsonl", range(COUNT - 20, COUNT + 5)))[
+        "topic"
+    ].view
     assert len(view.gold_labels) == 20
     assert "of 25 gold labels left out: 5 not among the finished documents" in view.sentence
 

@@ -79,14 +79,14 @@ def test_a_filled_in_review_is_a_gold_file(tmp_path: Path) -> None:
     gold = read_gold([tmp_path / "review.csv"], LABELS)
     assert gold == {row["id"]: truth[row["id"]] for row in rows[:20]}
     with Ledger.open(tmp_path / "run" / LEDGER, write=True) as ledger:
-        view = calibrate_run(ledger, names=["topic"], gold=tmp_path / "review.csv")["topic"]
+        view = calibrate_run(ledger, names=["topic"], gold=tmp_path / "review.csv")["topic"].view
     assert view.calibration.gold == 20
 
 
-def test_a_review_shows_answers_through_the_latest_view_and_prefers_uncertain_ones(tmp_path: Path) -> None:
+def test_a_review_shows_answers_through_the_view_in_force_and_prefers_uncertain_ones(tmp_path: Path) -> None:
     finished(tmp_path, 200)
     with Ledger.open(tmp_path / "run" / LEDGER, write=True) as ledger:
-        view = calibrate_run(ledger, names=["topic"], method="batch", abstain_below=0.9)["topic"]
+        view = calibrate_run(ledger, names=["topic"], method="batch", abstain_below=0.9)["topic"].view
         results = {row.input.id: row.results["topic"] for row in ledger.rows()}
     _review(tmp_path, 20)
     rows = _rows(tmp_path / "review.csv")
@@ -135,7 +135,9 @@ def test_ids_that_a_spreadsheet_would_compute_make_the_round_trip(tmp_path: Path
     assert gold == {row["id"][1:]: truth[row["id"][1:]] for row in rows}
     with Ledger.open(tmp_path / "run" / LEDGER, write=True) as ledger:
         assert (
-            len(calibrate_run(ledger, names=["topic"], gold=tmp_path / "review.csv")["topic"].gold_labels)
+            len(
+                calibrate_run(ledger, names=["topic"], gold=tmp_path / "review.csv")["topic"].view.gold_labels
+            )
             == 12
         )
 

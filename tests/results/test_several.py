@@ -29,7 +29,7 @@ EXPECTED = [f"{label}={share}" for label, share in zip(LABELS, SHARES, strict=Tr
 
 def _calibrate(folder: Path, **options: Any) -> View:
     with Ledger.open(folder / "run" / LEDGER, write=True) as ledger:
-        return calibrate_run(ledger, **options)["tags"]
+        return calibrate_run(ledger, **options)["tags"].view
 
 
 def _evaluate(folder: Path, **options: Any) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from tests.structure import kinds_named, read_modules
 
 THEIR_OWN = {
     # labels: their views, gold labels, calibration, review
-    "pipeline/results/calibrate.py",
-    "pipeline/results/gold.py",
+    "pipeline/results/calibrate/configured.py",
+    "pipeline/results/gold_store.py",
     "pipeline/results/label_view.py",
     "pipeline/results/review.py",
     # how labels and summaries are judged

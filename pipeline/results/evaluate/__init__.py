@@ -32,8 +32,8 @@ def evaluate(
     """Facts about every task whose kind is judged by ``gold`` or by ``references``, or those of ``names``;
     ``plots`` is a folder.
 
-    ``view``: the number of the view to judge, 0 for what the model said itself; the latest otherwise. Raises
-    UsageError.
+    ``view``: the number of the view to judge, 0 for what the model said itself; the one shown otherwise.
+    Raises UsageError.
     """
     if not gold and not references:
         raise UsageError(

@@ -18,7 +18,7 @@ from pipeline.quality.scores import Floats, label_numbers
 from pipeline.results.evaluate.figures import Judged, JudgedSeveral
 from pipeline.results.evaluate.table import counts, share
 from pipeline.results.gold import Gold, GoldLabel
-from pipeline.results.label_view import View, is_multi, labels_of, latest_view, shown_to_the_model
+from pipeline.results.label_view import View, is_multi, labels_of, shown_to_the_model, view_in_force
 from pipeline.results.views import said, through
 from pipeline.stores.ledger.ledger import Ledger
 from pipeline.stores.ledger.queries import ExportRow, TaskResult, TaskRow
@@ -30,7 +30,7 @@ def evaluate_labels(ledger: Ledger, task: TaskRow, gold: Gold, number: int | Non
     be judged.
     """
     labels = labels_of(task)
-    view = latest_view(ledger, task, number)
+    view = view_in_force(ledger, task, number)
     rows, left_out = _matched(ledger, task, gold, view)
     left_out = {**gold.unused, **left_out}
     no_sample = gold.no_sample({row.input.id for row in rows})

@@ -58,8 +58,8 @@ def export(
 ) -> Exported:
     """Write every present input with the answers of the active tasks to a file, or standard output (None).
 
-    Answers are shown through their latest view, or that of the number ``view``; 0 is what the model said
-    itself. Rows that the last run could not read, or left out, are marked in a column of their own. An
+    Answers are seen through the view that is shown, or that of the number ``view``; 0 is what the model
+    said itself. Rows that the last run could not read, or left out, are marked in a column of their own. An
     existing file is replaced when its columns say that it is an earlier export, or with
     ``force``; an input of the run never. ``again``: the command that writes it where that fails. Raises
     UsageError, StoppedEarly when it could not be written.

@@ -1,5 +1,6 @@
 """What is shown of the labels of a run; see ``pipeline.tasks.answers``. Views, gold labels, calibration and
-review have modules of their own: ``label_view``, ``gold``, ``calibrate``, ``review``.
+review have modules of their own: ``label_view``, ``kept_views``, ``gold``, ``gold_store``, ``calibrate``,
+``review``.
 """
 
 from __future__ import annotations
@@ -8,11 +9,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from pipeline.results import calibrate
+from pipeline.results.calibrate import configured
 from pipeline.results.evaluate import labels as evaluated
 from pipeline.results.gold import read_gold
 from pipeline.results.kinds.label_report import LabelCounts, labels_section, view_lines
-from pipeline.results.label_view import View, is_multi, labels_of, latest_view, said_of
+from pipeline.results.label_view import View, is_multi, labels_of, said_of, view_in_force
 from pipeline.stores.ledger.ledger import Ledger
 from pipeline.stores.ledger.queries import TaskResult, TaskRow, answer_probability
 from pipeline.tasks.answers import Answers, Column, ColumnType, Judge, Wanted
@@ -27,11 +28,11 @@ class LabelAnswers(Answers):
 
     def check(self, section: LabelTask) -> None:
         """See Answers: the gold labels that the run's end calibrates by."""
-        calibrate.check_gold(section)
+        configured.check_gold(section)
 
     def settle(self, ledger: Ledger, task: TaskRow, section: LabelTask) -> str:
         """See Answers: the calibration that the configuration asks for."""
-        return calibrate.as_configured(ledger, task, section)
+        return configured.as_configured(ledger, task, section)
 
     def answer_type(self, task: TaskRow) -> ColumnType:
         """See Answers."""
@@ -59,7 +60,7 @@ class LabelAnswers(Answers):
 
     def view(self, ledger: Ledger, task: TaskRow, number: int | None) -> View | None:
         """See Answers."""
-        return latest_view(ledger, task, number)
+        return view_in_force(ledger, task, number)
 
     def said(self, task: TaskRow, result: TaskResult) -> TaskResult:
         """See Answers: the likeliest label also where it was abstained from."""
@@ -128,13 +129,13 @@ def _second(probabilities: Mapping[str, float]) -> tuple[str | None, float | Non
 
 
 def _why_uncalibrated(ledger: Ledger, task: TaskRow) -> str | None:
-    """What the last run that tried says about why the task's labels could not be calibrated; nothing once a
-    person has calibrated them since.
+    """What the end of the last run that tried had to say of the view that is shown; nothing once a person has
+    said which it is.
     """
     run = next((run for run in reversed(ledger.runs()) if run["facts"].get("calibration") is not None), None)
-    kept = ledger.views(task.job.name)
+    shown = ledger.shown_view(task.job.name)
     if run is None or (
-        kept and kept[-1].facts.get("by") == "command" and kept[-1].created_at > (run["ended_at"] or 0)
+        shown is not None and shown.by != "configuration" and shown.since > (run["ended_at"] or 0)
     ):
         return None
     reason: str | None = run["facts"]["calibration"].get(task.job.name)
@@ -145,7 +146,7 @@ def _calibrated(ledger: Ledger, task: TaskRow, key: str, result: Mapping[str, An
     """The answer as the view in force shows it, beside what the model said itself; nothing where there is no
     view.
     """
-    view = latest_view(ledger, task)
+    view = view_in_force(ledger, task)
     if view is None or result is None:
         return {}
     named = {name: result[name] for name in ("state", "value", "finish_reason", "probabilities", "scores")}

@@ -23,8 +23,9 @@ from sqlalchemy.exc import DatabaseError, OperationalError
 
 from pipeline.errors import JobChanged, LedgerError, UsageError
 from pipeline.records import STATES, Generation, Outcome, Step, TaskJob, WorkId, pack_generation
+from pipeline.stores.ledger import gold_rows, view_rows
+from pipeline.stores.ledger.gold_rows import KeptLabel
 from pipeline.stores.ledger.inventory import Inventory
-from pipeline.stores.ledger.queries import ViewRow
 from pipeline.stores.ledger.reader import RUNNER_DIED, LedgerReader, disk_refuses, stopped_by
 from pipeline.stores.ledger.same_task import same_task
 from pipeline.stores.ledger.schema import (
@@ -39,7 +40,6 @@ from pipeline.stores.ledger.schema import (
     runs,
     tasks,
     use_write_ahead_log,
-    views,
     work,
 )
 from pipeline.stores.ledger.task_diff import describe_change
@@ -51,6 +51,7 @@ from pipeline.stores.ledger.upgrades import (
     stand_in,
     upgrade,
 )
+from pipeline.stores.ledger.view_rows import ShownBy, ViewRow
 from pipeline.system.atomic_write import failing_disk_stops
 from pipeline.system.run_lock import RunLock
 
@@ -425,31 +426,41 @@ class Ledger(LedgerReader):
             },
         }
 
-    # ── views ───────────────────────────────────────────────────────────────────────────────────────────────
+    # ── views, and what people gave ─────────────────────────────────────────────────────────────────────────
 
     def keep_view(
         self, task: str, calibration: str, threshold: float | None, facts: Mapping[str, Any]
     ) -> ViewRow:
-        """Keep a view; one that is the latest already is not kept twice."""
+        """Keep a view, which is not shown by that; one that is the latest already is not kept twice."""
         known = self.views(task)
-        if known and (known[-1].calibration, known[-1].threshold, known[-1].facts) == (
-            calibration,
-            threshold,
-            dict(facts),
-        ):
+        same = (calibration, threshold, dict(facts))
+        if known and (known[-1].calibration, known[-1].threshold, known[-1].facts) == same:
             return known[-1]
-        now = time.time()
         with self._writing() as connection:
-            connection.execute(
-                views.insert().values(
-                    task_id=self._task_ids[task],
-                    created_at=now,
-                    calibration=calibration,
-                    threshold=threshold,
-                    facts=dict(facts),
-                )
-            )
-        return ViewRow(len(known) + 1, now, calibration, threshold, facts)
+            return view_rows.add_view(connection, self._task_ids[task], calibration, threshold, facts)
+
+    def show_view(self, task: str, number: int, by: ShownBy, *, held: bool) -> None:
+        """Let the view of that number, 0 for what the model said itself, be the one shown. ``held``: also
+        after the next run.
+        """
+        shown = self.shown_view(task)
+        if shown is None or (shown.number, shown.by, shown.held) != (number, by, held):
+            with self._writing() as connection:
+                view_rows.show_view(connection, self._task_ids[task], number, by, held=held)
+
+    def delete_view(self, task: str, number: int) -> None:
+        """Forget a view, which must not be the one shown. Its number stays taken."""
+        with self._writing() as connection:
+            view_rows.delete_view(connection, self._task_ids[task], number)
+
+    def keep_labels(self, task: str, labels: Collection[KeptLabel], without: Collection[str] = ()) -> None:
+        """Keep labels that people gave, in place of those that their documents have, and forget those of the
+        ids in ``without``.
+        """
+        if labels or without:
+            with self._writing() as connection:
+                gold_rows.remove_labels(connection, task, without)
+                gold_rows.keep_labels(connection, task, labels)
 
     # ── the file ────────────────────────────────────────────────────────────────────────────────────────────
 

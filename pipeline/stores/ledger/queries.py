@@ -22,7 +22,6 @@ from pipeline.stores.ledger.schema import (
     replies,
     results,
     tasks,
-    views,
     work,
 )
 from pipeline.stores.ledger.unread import LEFT_OUT, UNREADABLE, in_order
@@ -150,19 +149,6 @@ class TaskResult:
     error: str | None = None
     scores: Mapping[str, float] | None = None
     features: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
-class ViewRow:
-    """A view as it is kept: ``number`` counts a task's views from 1, ``calibration`` is JSON, ``threshold`` a
-    probability or None.
-    """
-
-    number: int
-    created_at: float
-    calibration: str
-    threshold: float | None
-    facts: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -410,17 +396,6 @@ def _result(row: Any) -> TaskResult:
     if row.state in ("failed", "quarantined"):
         return TaskResult(row.state, error=f"{row.failure_kind}: {row.failure_message}")
     return TaskResult(row.state, error=EMPTY_TEXT if row.state == "skipped" else None)
-
-
-def task_views(connection: sa.Connection, task: int) -> list[ViewRow]:
-    """Views of a task, oldest first; none in a ledger that was written before there were any."""
-    if not sa.inspect(connection).has_table(views.name):
-        return []
-    found = connection.execute(sa.select(views).where(views.c.task_id == task).order_by(views.c.id))
-    return [
-        ViewRow(number, row.created_at, row.calibration, row.threshold, row.facts)
-        for number, row in enumerate(found, 1)
-    ]
 
 
 def _with_features(connection: sa.Connection, joined: Any) -> tuple[Any, sa.Label[Any]]:

@@ -15,7 +15,8 @@ from sqlalchemy.exc import DatabaseError, OperationalError
 from pipeline.config import upgraded
 from pipeline.errors import StoppedEarly
 from pipeline.records import WORKING, Generation, unpack_generation
-from pipeline.stores.ledger import queries
+from pipeline.stores.ledger import gold_rows, queries, view_rows
+from pipeline.stores.ledger.gold_rows import KeptLabel
 from pipeline.stores.ledger.queries import (
     DocumentScores,
     ExportRow,
@@ -23,9 +24,9 @@ from pipeline.stores.ledger.queries import (
     RecordedStep,
     Status,
     TaskRow,
-    ViewRow,
 )
 from pipeline.stores.ledger.schema import attempts, meta, replies, runs, work
+from pipeline.stores.ledger.view_rows import ShownView, ViewRow
 from pipeline.system.atomic_write import disk_fails, disk_is_full
 from pipeline.system.run_lock import RUN, RunLock
 
@@ -200,9 +201,24 @@ class LedgerReader:
             yield from queries.scored(connection, self._task_ids[task], with_features=with_features)
 
     def views(self, task: str) -> list[ViewRow]:
-        """Views of a task, oldest first; the last one is what exports show."""
+        """Views of a task, oldest first."""
         with self._reading() as connection:
-            return queries.task_views(connection, self._task_ids[task])
+            return view_rows.task_views(connection, self._task_ids[task])
+
+    def shown_view(self, task: str) -> ShownView | None:
+        """Which view of a task exports show; None where answers are shown as they were recorded."""
+        with self._reading() as connection:
+            return view_rows.shown_view(connection, self._task_ids[task])
+
+    def kept_labels(self, task: str) -> list[KeptLabel]:
+        """Labels that people gave for a task, whichever version of it, in the order of their ids."""
+        with self._reading() as connection:
+            return gold_rows.kept_labels(connection, task)
+
+    def keys_of_ids(self, ids: Collection[str]) -> dict[str, list[str]]:
+        """The keys of the present documents that each id stands for; ids that stand for none are missing."""
+        with self._reading() as connection:
+            return gold_rows.keys_of_ids(connection, ids)
 
     @contextmanager
     def _reading(self) -> Iterator[sa.Connection]:

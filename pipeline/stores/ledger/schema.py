@@ -228,8 +228,8 @@ features = Table(
 )
 
 # How the answers of a label task are seen: a calibration (JSON) and a threshold over scores that never
-# change. The latest of a task is the one that exports show; the earlier ones stay, so that every answer ever
-# exported can be traced.
+# change. Views are numbered in the order of their rows; one that was deleted keeps its row, without a
+# calibration, so that its number is never another one's.
 views = Table(
     "views",
     metadata,
@@ -239,6 +239,36 @@ views = Table(
     Column("calibration", Text, nullable=False),
     Column("threshold", Float),
     Column("facts", JSON, nullable=False),
+)
+
+# The view that exports show: its number, 0 for what the model said itself. ``held``: the end of a run shows
+# no other. Without a row answers are shown as they were recorded.
+shown_views = Table(
+    "shown_views",
+    metadata,
+    Column("task_id", Integer, primary_key=True),
+    Column("number", Integer, nullable=False),
+    Column("held", Integer, nullable=False),
+    Column("by", Text, nullable=False),
+    Column("since", Float, nullable=False),
+)
+
+# True labels that people gave, whatever files they came in: a task's name, so that its versions share them,
+# and the id of a document. ``label`` is a name, or a list of them; ``document_key`` that of the text which
+# the id stood for then, ``file`` where the label was read, as far as these are known. ``chosen``: a review
+# had picked the document.
+gold = Table(
+    "gold",
+    metadata,
+    Column("task", Text, nullable=False),
+    Column("document_id", Text, nullable=False),
+    Column("label", JSON, nullable=False),
+    Column("document_key", Text),
+    Column("file", Text),
+    Column("chosen", Integer, nullable=False),
+    Column("given_at", Float, nullable=False),
+    PrimaryKeyConstraint("task", "document_id"),
+    sqlite_with_rowid=False,
 )
 
 

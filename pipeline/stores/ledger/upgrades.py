@@ -23,6 +23,7 @@ from sqlalchemy.schema import CreateTable
 from pipeline import __version__
 from pipeline.errors import LedgerError, UsageError
 from pipeline.stores.ledger.from_1_to_2 import VIEWS_OF_1, settle_readings
+from pipeline.stores.ledger.from_2_to_3 import FILLED_OF_2, keep_what_people_gave
 from pipeline.stores.ledger.schema import meta, metadata
 from pipeline.system.atomic_write import disk_is_full
 
@@ -36,16 +37,20 @@ class Upgrade:
     """One step, from the format before it to the next. ``apply`` adds or changes tables, and may fill them,
     in the transaction it is given; ledgers went through it, so it never changes: write its SQL out.
 
-    ``readable``: a reader can do without it, tables that are missing being empty to it, and those that it
-    changes being seen through ``views``, SQL of temporary views under their names.
+    ``readable``: a reader can do without it, tables that are missing being empty temporary ones to it.
+    ``seen``: SQL by which it sees the rest as it will be: temporary views under the names of changed tables,
+    rows of those that were missing.
     """
 
     apply: Callable[[sa.Connection], None]
     readable: bool = True
-    views: Sequence[str] = ()
+    seen: Sequence[str] = ()
 
 
-UPGRADES: list[Upgrade] = [Upgrade(settle_readings, views=VIEWS_OF_1)]
+UPGRADES: list[Upgrade] = [
+    Upgrade(settle_readings, seen=VIEWS_OF_1),
+    Upgrade(keep_what_people_gave, seen=FILLED_OF_2),
+]
 """The first leads from format 1 to 2."""
 
 
@@ -126,7 +131,7 @@ def stand_in(engine: sa.Engine, path: Path, found: int, missing: Sequence[sa.Tab
         str(CreateTable(table).compile(dialect=sqlite.dialect())).replace("CREATE", "CREATE TEMPORARY", 1)
         for table in missing
     ]
-    statements += [view for step in UPGRADES[found - 1 :] for view in step.views]
+    statements += [statement for step in UPGRADES[found - 1 :] for statement in step.seen]
 
     @sa.event.listens_for(engine, "connect")
     def prepare(connection: sqlite3.Connection, _: object) -> None:

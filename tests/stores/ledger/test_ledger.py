@@ -282,7 +282,7 @@ def test_a_ledger_of_a_newer_version_is_refused(path: Path, write: bool) -> None
         raw.commit()
     with pytest.raises(
         UsageError,
-        match=r"has format 9, written by .*, which reads formats 1 to 2\. Use .* or a later version",
+        match=r"has format 9, written by .*, which reads formats 1 to 3\. Use .* or a later version",
     ):
         Ledger.open(path, write=write)
 

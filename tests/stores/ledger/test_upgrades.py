@@ -5,6 +5,7 @@ program.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sqlite3
@@ -12,6 +13,7 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -87,26 +89,62 @@ def test_tables_are_added_and_a_copy_is_kept(present: Path, monkeypatch: pytest.
     assert not copy.exists()
 
 
-def what_it_says(path: Path) -> list[object]:
+def calibrate_by_hand(connection: sqlite3.Connection, labels: dict[str, Any]) -> None:
+    """A view as a person made one by gold labels before labels were kept."""
+    query = "SELECT id, document_key FROM inputs"
+    keys = dict(connection.execute(query).fetchall())
+    facts = {"by": "command", "gold_labels": {keys[name]: label for name, label in labels.items()}}
+    calibration, when = connection.execute("SELECT calibration, created_at FROM views").fetchone()
+    made = (when + 1, calibration.replace('"method": "none"', '"method": "gold"'), json.dumps(facts))
+    connection.execute(
+        "INSERT INTO views (task_id, created_at, calibration, facts) VALUES (1, ?, ?, ?)", made
+    )
+
+
+def as_format_2(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(upgrades, "UPGRADES", REGISTERED[:1])
+        Ledger.open(path, write=True).close()
+    with closing(sqlite3.connect(path)) as connection:
+        for table in ("gold", "shown_views"):
+            connection.execute(f"DROP TABLE {table}")
+        connection.commit()
+
+
+def what_it_says(path: Path) -> list[Any]:
     """What readers find in a ledger."""
     with Ledger.open(path, write=False) as opened:
-        return [opened.status(), list(opened.rows()), list(opened.scored("topic")), opened.documents("d1")]
+        given = [opened.views("topic"), opened.shown_view("topic"), opened.kept_labels("topic")]
+        rows = [list(opened.rows()), list(opened.scored("topic")), opened.documents("d1")]
+        return [opened.status(), *rows, *given]
 
 
-def test_readers_see_an_older_ledger_as_the_next_run_will(ledger: Path) -> None:
+@pytest.mark.parametrize("format_", [1, 2])
+def test_readers_see_an_older_ledger_as_the_next_run_will(
+    ledger: Path, format_: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with closing(sqlite3.connect(ledger)) as connection:  # its last reading had come to no end
         connection.execute("UPDATE inventories SET complete = 0")
         connection.execute("UPDATE inputs SET inventory_id = 1 WHERE id IN ('d6', 'd7')")
         of_1 = "SELECT document_key FROM inputs WHERE inventory_id = 1"
         connection.execute(f"UPDATE work SET inventory_id = 1 WHERE document_key IN ({of_1})")  # noqa: S608
+        calibrate_by_hand(connection, {"d0": "sports", "d1": ["world", "sports"]})
         connection.commit()
+    if format_ == 2:
+        as_format_2(ledger, monkeypatch)
     before = dump(ledger)
     old = what_it_says(ledger)
     assert dump(ledger) == before
     Ledger.open(ledger, write=True).close()
     assert what_it_says(ledger) == old
-    rows: object = old[1]
-    assert isinstance(rows, list)
+    rows: Any = old[1]
+    views, shown, given = old[-3:]
+    assert [view.number for view in views] == [1, 2]
+    assert (shown.number, shown.held, shown.by) == (2, True, "command")
+    assert [(row.document_id, row.label, row.file) for row in given] == [
+        ("d0", "sports", None),
+        ("d1", ("world", "sports"), None),
+    ]
     assert {row.input.id: row.input.unread for row in rows} == {
         f"d{number}": "left out" if number > 5 else None for number in range(8)
     }
