@@ -23,6 +23,11 @@ def disk_is_full(place: Path | str) -> StoppedEarly:
     )
 
 
+def says_full(error: BaseException | None) -> bool:
+    """Whether SQLite, of whose errors only the words come through all layers, found the disk full."""
+    return any(words in str(error) for words in ("disk is full", "No space left"))
+
+
 def disk_fails(place: Path | str, reason: str | None) -> StoppedEarly:
     """What to say where the disk under ``place`` does not work."""
     return StoppedEarly(

@@ -24,7 +24,7 @@ from pipeline.sources import read_columns
 from pipeline.sources.rows import mend, plain
 from pipeline.stores.ledger.ledger import Ledger
 from pipeline.stores.ledger.queries import InputRow
-from pipeline.system.atomic_write import disk_is_full
+from pipeline.system.atomic_write import disk_is_full, says_full
 
 PLACE: Mapping[str, ValueType] = {"file": TEXT, "line": ValueType("integer")}
 """Columns of every export that has columns of the source: the file in which a row was read, and its line or
@@ -200,6 +200,6 @@ def _full_disk_stops() -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
-        if "full" in str(error):
+        if says_full(error):
             raise disk_is_full("temporary files (TMPDIR)") from None
         raise

@@ -27,7 +27,7 @@ from pipeline.stores.ledger.queries import (
 )
 from pipeline.stores.ledger.schema import attempts, meta, replies, runs, work
 from pipeline.stores.ledger.view_rows import ShownView, ViewRow
-from pipeline.system.atomic_write import disk_fails, disk_is_full
+from pipeline.system.atomic_write import disk_fails, disk_is_full, says_full
 from pipeline.system.run_lock import RUN, RunLock
 
 RUNNER_DIED = "runner_died"
@@ -235,19 +235,15 @@ def _present_day(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {**facts, "config": upgraded(facts["config"])} if "config" in facts else dict(facts)
 
 
-_FULL = ("disk is full", "No space left")
-
-
 def disk_refuses(error: DatabaseError) -> bool:
     """Whether the disk, not SQLite or we, is at fault."""
-    return any(words in str(error.orig) for words in (*_FULL, "disk I/O error"))
+    return says_full(error.orig) or "disk I/O error" in str(error.orig)
 
 
 def stopped_by(error: DatabaseError) -> StoppedEarly:
     """What was committed is safe; the transaction that failed is undone, by SQLite, now or when the file is
     opened again.
     """
-    text = str(error.orig)
-    if any(words in text for words in _FULL):
+    if says_full(error.orig):
         return disk_is_full("the run directory")
-    return disk_fails("the run directory", text)
+    return disk_fails("the run directory", str(error.orig))
