@@ -24,6 +24,7 @@ from pydantic import (
 from pydantic_core import CoreSchema
 
 from pipeline.config.paths import FilePath, FolderOrName, absolute_path, with_paths
+from pipeline.system.repeated import first_repeated
 from pipeline.system.units import parse_bytes
 
 ByteSize = Annotated[int, BeforeValidator(parse_bytes)]
@@ -457,10 +458,8 @@ class RunConfig(_Section):
     @field_validator("output")
     @classmethod
     def _distinct_files(cls, value: list[OutputConfig]) -> list[OutputConfig]:
-        paths = [output.path for output in value]
-        for path in paths:
-            if paths.count(path) > 1:
-                raise ValueError(f"the file {path} is named twice; a table needs a file of its own")
+        if (path := first_repeated(output.path for output in value)) is not None:
+            raise ValueError(f"the file {path} is named twice; a table needs a file of its own")
         return value
 
     @field_validator("deadline", mode="before")
@@ -501,9 +500,8 @@ class Config(_Section):
     @classmethod
     def _distinct_names(cls, value: list[TaskConfig]) -> list[TaskConfig]:
         names = [task.name for task in value]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"two tasks are called {name!r}; results are told apart by name")
+        if (name := first_repeated(names)) is not None:
+            raise ValueError(f"two tasks are called {name!r}; results are told apart by name")
         for name, kind in ((task.name, task.kind) for task in value):
             for ending in ("_status", "_error", "_finish_reason", *registered_kinds()[kind].endings):
                 if name + ending in names:

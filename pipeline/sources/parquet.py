@@ -10,6 +10,7 @@ from pipeline.sources.arrow import table_rows
 from pipeline.sources.files import SourceFile
 from pipeline.sources.rows import Raw, Wanted
 from pipeline.sources.streams import DamagedFile
+from pipeline.system.repeated import first_repeated
 
 _BATCH_ROWS = 64
 _BUFFER_BYTES = 1 << 20
@@ -52,8 +53,7 @@ def _columns(parquet: Any, want: Wanted) -> list[str]:
     names = parquet.schema_arrow.names
     if (lacking := want.lacking(names)) is not None:
         raise DamagedFile(f"the file has {lacking}")
-    repeated = next((name for name in want.columns if names.count(name) > 1), None)
-    if repeated is not None:
+    if (repeated := first_repeated(name for name in names if name in want.columns)) is not None:
         raise DamagedFile(f"the file has more than one column {repeated!r}; rename all but one")
     return want.among(names)
 

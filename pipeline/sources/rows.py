@@ -24,6 +24,7 @@ from pipeline.records import Document, FieldValue, Origin, Reject
 EXCERPT_CHARACTERS = 200
 _INEXACT_FLOATS = 2.0**53  # from here on, neighbouring integers are the same float
 _MOST_ZEROS = 1000
+_WHOLE_AS_FLOAT = re.compile(r"-?(?:0|[1-9][0-9]{0,15})\.0")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _SHORT = reprlib.Repr()
 _SHORT.maxstring, _SHORT.maxother, _SHORT.maxdict, _SHORT.maxlist, _SHORT.maxlevel = 80, 80, 8, 4, 3
@@ -193,6 +194,13 @@ def id_of(value: object) -> str | None:
     if isinstance(value, datetime.date | datetime.time):
         return value.isoformat()
     return str(value) if isinstance(value, uuid.UUID) else None
+
+
+def whole_number(text: str) -> str:
+    """The digits alone of what pandas makes of a whole number where another of its column is missing: ``1``
+    of ``1.0``. Every other text as it is.
+    """
+    return text[:-2] if _WHOLE_AS_FLOAT.fullmatch(text) else text
 
 
 def _digits(value: decimal.Decimal) -> str | None:

@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from pipeline.records import Origin, Reject
 from pipeline.sources.encoding import refuse_bytes
 from pipeline.sources.files import SourceFile
-from pipeline.sources.rows import Raw, Unreadable, Wanted, excerpt
+from pipeline.sources.rows import Raw, Unreadable, Wanted, excerpt, whole_number
 from pipeline.sources.streams import RECORD_LIMIT_BYTES, DamagedFile, Line, read_lines, read_text_blocks
+from pipeline.system.repeated import first_repeated
 
 _DELIMITERS = {"csv": ",;|\t", "tsv": "\t"}
 _UNDECODED = re.compile("[\udc80-\udcff]")  # what "surrogateescape" makes of bytes that are not UTF-8
-# what pandas makes of whole numbers when one of their column is missing; in JSON and Parquet they are numbers
-_WHOLE_AS_FLOAT = re.compile(r"-?(?:0|[1-9][0-9]{0,15})\.0")
 _SEPARATOR = re.compile(rb'"?sep=([,;|\t])"?[\r\n]*', re.IGNORECASE)
 _JSON = re.compile(rb'\s*(?:\{\s*["}]|\[\s*[\[{"])')
 _DOUBT = "follows a row with broken quoting and may be a part of its text; mend the quotes of that row"
@@ -172,8 +171,7 @@ def _is_header(row: _Row, names: list[str], want: Wanted) -> bool:
 
 
 def _refuse_repeated(header: _Row, want: Wanted) -> None:
-    repeated = next((name for name in want.columns if header.cells.count(name) > 1), None)
-    if repeated is not None:
+    if (repeated := first_repeated(name for name in header.cells if name in want.columns)) is not None:
         line = header.lines[0]
         raise DamagedFile(
             f"the header names the column {repeated!r} more than once; rename all but one",
@@ -216,8 +214,8 @@ def _convert(row: _Row, names: list[str], columns: set[str], file_name: str, wan
             if name in want.columns:
                 return Reject(origin, _encoding_sentence(row, file_name), excerpt(row.data))
             values[name] = Unreadable("not UTF-8")
-    if _WHOLE_AS_FLOAT.fullmatch(str(values.get(want.id, ""))):
-        values[want.id] = str(values[want.id])[:-2]
+    if isinstance(identity := values.get(want.id), str):
+        values[want.id] = whole_number(identity)
     return Raw(origin, values, row.lines[0].data[:1024])
 
 

@@ -8,6 +8,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 
 from pipeline.errors import EXIT_USAGE, UsageError
@@ -50,6 +51,20 @@ def test_the_same_document_with_two_labels_is_listed_with_both(tmp_path: Path) -
 def test_labels_that_look_alike_are_alike(written: str, meant: str | None) -> None:
     assert label_meant(written, LABELS) == meant
     assert label_meant(written, (*LABELS, written)) == written  # the very label first
+
+
+def test_labels_that_are_numbers_are_named_as_tables_write_them(tmp_path: Path) -> None:
+    """pandas makes 1.0 of 1 where another label is missing; a label that is called 1.0 stays that."""
+    stars = ("1", "2", "3.5")
+    table = tmp_path / "gold.csv"
+    pandas.DataFrame({"id": [1, 2, None], "label": [1, None, 2]}).to_csv(table, index=False)
+    assert table.read_text() == "id,label\n1.0,1.0\n2.0,\n,2.0\n"
+    assert read_gold([table], stars) == {"1": "1"}
+    numbers = tmp_path / "gold.parquet"
+    pandas.DataFrame({"id": [1, 2], "label": [2.0, 3.5]}).to_parquet(numbers)
+    lines = write(tmp_path / "gold.jsonl", [{"id": "3", "label": 1}, {"id": "4", "label": 2.0}])
+    assert read_gold([numbers, lines], stars) == {"1": "2", "2": "3.5", "3": "1", "4": "2"}
+    assert read_gold([lines], ("1", "2", "2.0")) == {"3": "1", "4": "2.0"}
 
 
 def test_rows_that_give_no_label_are_counted_with_their_place(tmp_path: Path) -> None:

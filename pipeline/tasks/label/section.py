@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator, model_validator
 
 from pipeline.config import FilePath, TaskSection
+from pipeline.system.repeated import first_repeated
 
 
 class ShownExample(BaseModel):
@@ -97,9 +98,9 @@ class LabelTask(TaskSection):
         if isinstance(value, list):
             if any(isinstance(name, list | dict) for name in value):
                 raise ValueError("a label is a word or a few; a list or a mapping is none")
-            value = (
-                dict.fromkeys(value) if len(set(map(str, value))) == len(value) else _refuse_repeated(value)
-            )
+            if (repeated := first_repeated(map(str, value))) is not None:
+                raise ValueError(f"label {repeated!r} is listed twice")
+            value = dict.fromkeys(value)
         if isinstance(value, dict):  # YAML reads yes, no and 1 as booleans and numbers
             wrong = [name for name in value if not isinstance(name, str)]
             if wrong:
@@ -245,8 +246,3 @@ def _spaced(name: str) -> str:
     """
     parted = re.sub(r"(?<=[a-z]{2})(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z]{2})", " ", re.sub(r"[_-]+", " ", name))
     return " ".join(parted.split()) or name
-
-
-def _refuse_repeated(names: Sequence[object]) -> object:
-    repeated = next(name for name in names if list(map(str, names)).count(str(name)) > 1)
-    raise ValueError(f"label {repeated!r} is listed twice")
