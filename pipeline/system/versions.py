@@ -5,6 +5,7 @@ that of the code that runs.
 from __future__ import annotations
 
 import platform
+from functools import cache
 from importlib import metadata
 
 from pipeline import __version__
@@ -29,8 +30,9 @@ def stack_versions() -> dict[str, str]:
     return {"overnight": __version__, **libraries, "python": platform.python_version()}
 
 
+@cache  # looking through all that is installed takes milliseconds each time
 def version_of(name: str) -> str:
-    """Installed version of one distribution."""
+    """Installed version of one distribution, as it was when it was first asked for."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
