@@ -7,16 +7,17 @@ at all raises SourceError.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Collection, Generator, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from pipeline.config import SourceConfig
 from pipeline.errors import SourceError
 from pipeline.records import Document, FieldValue, Origin, Reject
-from pipeline.sources.files import SourceFile, is_hub, is_saved
+from pipeline.sources.files import SourceFile, is_hub, is_saved, told
 from pipeline.sources.folder import meant
 from pipeline.sources.grouping import join_groups
 from pipeline.sources.rows import (
@@ -30,6 +31,7 @@ from pipeline.sources.rows import (
     wanted,
 )
 from pipeline.sources.streams import DamagedFile
+from pipeline.system.units import counted
 
 __all__ = [
     "Valued",
@@ -81,7 +83,7 @@ def _whatever_can_be_read(config: SourceConfig, want: Wanted) -> Generator[Raw |
     seen: set[str] = set()
     for path in _paths(config):
         try:
-            yield from _read_path(path, config, want, seen)
+            yield from _read_place(_place(path, config), config, want, seen)
         except SourceError as error:
             yield Reject(Origin(path, 1), str(error), ends_file=True)
 
@@ -143,29 +145,27 @@ def source_files(config: SourceConfig) -> list[str]:
     Hub. Raises SourceError.
     """
     names: list[str] = []
-    for path in _paths(config):
-        if _is_saved(path, config):
-            names += sorted(str(inside) for inside in Path(path).resolve().rglob("*") if inside.is_file())
-        elif not _is_hub(path, config):
-            names += [
-                os.path.realpath(file.path) if file.filesystem is None else file.name
-                for file in meant(path, config)[0]
-            ]
+    for place in _places(config):
+        if place.read_as == "saved":
+            names += sorted(str(one) for one in Path(place.path).resolve().rglob("*") if one.is_file())
+        names += [file.identity for file in place.files]
     return list(dict.fromkeys(names))
 
 
 def source_remarks(config: SourceConfig) -> list[str]:
     """What a person should know about which files are read; see ``folder``. Raises SourceError."""
     remarks = []
-    for path in _paths(config):
-        about = [] if _is_saved(path, config) or _is_hub(path, config) else meant(path, config)[1]
-        if about:
+    for place in _places(config):
+        if about := place.left_out:
             shown = ", ".join(file.relative for file in about[:3])
             more = f" and {len(about) - 3:,} more" if len(about) > 3 else ""
             remarks.append(
-                f"{path}: the files of records are read, not what lies beside them ({shown}{more}); name "
-                f"those themselves to have them read, too"
+                f"{place.path}: the files of records are read, not what lies beside them ({shown}{more}); "
+                f"name those themselves to have them read, too"
             )
+        if place.others:
+            number = counted(sum(place.others.values()), "file")
+            remarks.append(f"{place.path}: {number} left out by the ending of the name: {told(place.others)}")
     return remarks
 
 
@@ -174,47 +174,61 @@ def names_in_order(config: SourceConfig) -> list[str]:
     SourceError.
     """
     names: list[str] = []
-    for path in _paths(config):
-        whole = _is_hub(path, config) or _is_saved(path, config)
-        names += [path] if whole else [file.name for file in meant(path, config)[0]]
+    for place in _places(config):
+        names += [file.name for file in place.files] if place.read_as == "files" else [place.path]
     return list(dict.fromkeys(names))
 
 
 def _read_paths(config: SourceConfig, want: Wanted) -> Generator[Raw | Reject, None, None]:
     """Rows of all configured paths; a file that two of them stand for is read once."""
     seen: set[str] = set()
-    for path in _paths(config):
-        yield from _read_path(path, config, want, seen)
+    for place in _places(config):
+        yield from _read_place(place, config, want, seen)
 
 
-def _read_path(
-    path: str, config: SourceConfig, want: Wanted, seen: set[str]
+def _read_place(
+    place: _Place, config: SourceConfig, want: Wanted, seen: set[str]
 ) -> Generator[Raw | Reject, None, None]:
     """Rows of one configured path but those of the files ``seen``, to which it adds its own."""
-    if _is_hub(path, config):
-        yield from _hub(path, config, want, saved=False)
-    elif _is_saved(path, config):
-        yield from _hub(path, config, want, saved=True)
-    else:
-        for file in meant(path, config)[0]:
-            identity = os.path.realpath(file.path) if file.filesystem is None else file.name
-            if identity not in seen:
-                seen.add(identity)
-                yield from _read_file(file, config, want)
+    if place.read_as != "files":
+        yield from _read_by_library(place, config, want)
+    for file in place.files:
+        if file.identity not in seen:
+            seen.add(file.identity)
+            yield from _read_file(file, config, want)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A configured path: a dataset that is read as a whole, of the Hub or saved, or the ``files`` that it
+    stands for, what is about them and ``left_out``, and the ``others`` beside them by the endings of their
+    names.
+    """
+
+    path: str
+    read_as: Literal["hub", "saved", "files"]
+    files: Sequence[SourceFile] = ()
+    left_out: Sequence[SourceFile] = ()
+    others: Counter[str] = field(default_factory=Counter)
+
+
+def _places(config: SourceConfig) -> Iterator[_Place]:
+    """All configured paths in their order, each looked up when it is reached. Raises SourceError."""
+    return (_place(path, config) for path in _paths(config))
+
+
+def _place(path: str, config: SourceConfig) -> _Place:
+    if config.format == "hub" or (config.format == "auto" and is_hub(path)):
+        return _Place(path, "hub")
+    if config.format == "saved" or (config.format == "auto" and is_saved(path)):
+        return _Place(path, "saved")
+    return _Place(path, "files", *meant(path, config))
 
 
 def _paths(config: SourceConfig) -> list[str]:
     if not config.paths or not all(config.paths):
         raise SourceError("source.path is empty; name a file, a folder, a pattern or a list of them")
     return config.paths
-
-
-def _is_hub(path: str, config: SourceConfig) -> bool:
-    return config.format == "hub" or (config.format == "auto" and is_hub(path))
-
-
-def _is_saved(path: str, config: SourceConfig) -> bool:
-    return config.format == "saved" or (config.format == "auto" and is_saved(path))
 
 
 def _read_file(file: SourceFile, config: SourceConfig, want: Wanted) -> Iterator[Raw | Reject]:
@@ -241,7 +255,8 @@ def _reader(file: SourceFile, config: SourceConfig, want: Wanted) -> Iterator[Ra
     return text.read(file, want) if file.format == "text" else table.read(file, want)
 
 
-def _hub(path: str, config: SourceConfig, want: Wanted, *, saved: bool) -> Iterator[Raw | Reject]:
+def _read_by_library(place: _Place, config: SourceConfig, want: Wanted) -> Iterator[Raw | Reject]:
     from pipeline.sources import hub
 
-    return hub.read_saved(path, config, want) if saved else hub.read_hub(path, config, want)
+    read = hub.read_saved if place.read_as == "saved" else hub.read_hub
+    return read(place.path, config, want)

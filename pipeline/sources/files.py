@@ -5,7 +5,6 @@ with its format.
 from __future__ import annotations
 
 import glob
-import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -40,7 +39,6 @@ _OTHERS = {
     ".bz2 .xz .lz4": "unpack it, or pack it again by gzip or zstd",
     ".feather .arrow .orc .avro .h5 .pkl .pickle .sqlite .db": "write the rows to a .csv or .parquet first",
 }
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +53,11 @@ class SourceFile:
     format: str
     compression: str = ""
     filesystem: Any = None  # an fsspec filesystem (untyped); None is the local disk
+
+    @property
+    def identity(self) -> str:
+        """The same for every path that leads to it."""
+        return os.path.realpath(self.path) if self.filesystem is None else self.name
 
     def open(self) -> IO[bytes]:
         """Open for reading bytes, without decompression."""
@@ -98,8 +101,10 @@ def is_saved(path: str) -> bool:
     )
 
 
-def expand(path: str, config: SourceConfig) -> list[SourceFile]:
-    """The files that one configured path stands for, sorted. Raises SourceError when there are none."""
+def expand(path: str, config: SourceConfig) -> tuple[list[SourceFile], Counter[str]]:
+    """The files that one configured path stands for, sorted, and how many others lie there, by the ending
+    that nobody reads. Raises SourceError when there are none.
+    """
     try:
         filesystem, place = _filesystem(path)
         found = sorted(_find(filesystem, place, config.format != "auto"), key=lambda item: item.path)
@@ -114,8 +119,11 @@ def expand(path: str, config: SourceConfig) -> list[SourceFile]:
         hint = "check source.path (relative paths start at the current folder)"
         raise SourceError(f"nothing is at {path}: no file, folder with files or pattern matches it; {hint}")
     files = [file for item in found if (file := _classify(filesystem, item, config.format)) is not None]
-    _tell_ignored(path, found, files, config.format)
-    return files
+    kept = {file.path for file in files}
+    others = Counter(PurePosixPath(item.path).suffix or "(none)" for item in found if item.path not in kept)
+    if not files:
+        raise SourceError(_no_file(path, others, config.format))
+    return files, others
 
 
 def _filesystem(path: str) -> tuple[Any, str]:
@@ -208,17 +216,16 @@ def _classify(filesystem: Any, item: _Found, wanted: str) -> SourceFile | None:
     return SourceFile(mend(str(name)), item.path, item.relative, chosen, compression, filesystem)
 
 
-def _tell_ignored(path: str, found: Sequence[_Found], files: Sequence[SourceFile], wanted: str) -> None:
-    kept = {file.path for file in files}
-    endings = Counter(PurePosixPath(item.path).suffix or "(none)" for item in found if item.path not in kept)
-    listed = ", ".join(f"{ending} ({count})" for ending, count in endings.most_common(8))
-    if not files:
-        fitting = _KNOWN if wanted == "auto" else f"source.format is {wanted}"
-        commonest = next(iter(endings.most_common(1)), ("", 0))[0].lower()
-        remedy = next(
-            (said for names, said in _OTHERS.items() if commonest in names.split()),
-            "set source.format and name the files or a pattern",
-        )
-        raise SourceError(f"{path} holds no file that can be read; found {listed}; {fitting}; {remedy}")
-    if endings:
-        _log.warning("%s: ignored %d files by their extension: %s", path, sum(endings.values()), listed)
+def told(endings: Counter[str]) -> str:
+    """The commonest endings with their numbers."""
+    return ", ".join(f"{ending} ({count:,})" for ending, count in endings.most_common(8))
+
+
+def _no_file(path: str, others: Counter[str], wanted: str) -> str:
+    fitting = _KNOWN if wanted == "auto" else f"source.format is {wanted}"
+    commonest = next(iter(others.most_common(1)), ("", 0))[0].lower()
+    remedy = next(
+        (said for names, said in _OTHERS.items() if commonest in names.split()),
+        "set source.format and name the files or a pattern",
+    )
+    return f"{path} holds no file that can be read; found {told(others)}; {fitting}; {remedy}"

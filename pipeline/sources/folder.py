@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -23,13 +24,13 @@ _ALIKE = (
 _FRONT = re.compile(r"\A---\r?\n(.*?)^---\s*$", re.DOTALL | re.MULTILINE)
 
 
-def meant(path: str, config: SourceConfig) -> tuple[list[SourceFile], list[SourceFile]]:
-    """The files that are read of one configured path, and those that are left out as being about them.
-    Raises SourceError.
+def meant(path: str, config: SourceConfig) -> tuple[list[SourceFile], list[SourceFile], Counter[str]]:
+    """The files that are read of one configured path, those that are left out as being about them, and how
+    many others are by their ending. Raises SourceError.
     """
-    files = expand(path, config)
+    files, others = expand(path, config)
     kept, about = records_alone(files) if config.format == "auto" else (files, [])
-    return of_split(path, kept, config), about
+    return of_split(path, kept, config), about, others
 
 
 def records_alone(files: Sequence[SourceFile]) -> tuple[list[SourceFile], list[SourceFile]]:

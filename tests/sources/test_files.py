@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.config import SourceConfig
 from pipeline.errors import SourceError
-from pipeline.sources import read_source, source_files
+from pipeline.sources import read_source, source_files, source_remarks
 from tests.sources.reading import json_lines, packed, pairs, put, read
 
 ROW = json_lines([{"id": "a", "text": "t"}])
@@ -29,16 +29,15 @@ def test_a_folder_is_read_recursively_sorted_and_without_hidden_files(tmp_path: 
     assert found == ["UP.JSONL", "a/y.json.gz", "a/z.csv", "b.jsonl"]
 
 
-def test_ignored_extensions_are_logged_and_refused_when_nothing_is_left(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_other_endings_are_told_and_refused_when_nothing_is_left(tmp_path: Path) -> None:
     put(tmp_path / "a.pdf", b"")
     put(tmp_path / "b.pdf", b"")
     with pytest.raises(SourceError, match=r"holds no file that can be read; found \.pdf \(2\)"):
         files(tmp_path)
     put(tmp_path / "c.jsonl", ROW)
     assert len(files(tmp_path)) == 1
-    assert "ignored 2 files by their extension: .pdf (2)" in caplog.text
+    remarks = source_remarks(SourceConfig(path=str(tmp_path)))
+    assert remarks == [f"{tmp_path}: 2 files left out by the ending of the name: .pdf (2)"]
 
 
 @pytest.mark.parametrize("path", ["gone.jsonl", "gone/*.jsonl", "empty", "unknown-protocol://x/y.jsonl"])
