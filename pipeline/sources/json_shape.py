@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from pipeline.sources.rows import Wanted
 
-_AS_ROWS = "write it in rows, one object each (pandas: to_json(..., orient='records', lines=True))"
+_WRITTEN = ".to_json('rows.jsonl', orient='records', lines=True)"
 
 
 def shape_of(value: Mapping[str, object], want: Wanted) -> str:
@@ -17,11 +17,16 @@ def shape_of(value: Mapping[str, object], want: Wanted) -> str:
     if (path := _path_to_records(value, want)) is not None:
         return _told(path)
     if all(isinstance(value.get(name), list | dict) for name in want.required):
-        return f"the file holds columns instead of rows; {_AS_ROWS}"
+        return (
+            f"the file holds columns instead of rows; write it in rows, one object a line "
+            f"(pandas.read_json(FILE, dtype=False){_WRITTEN})"
+        )
     held = list(value.values())
     if held and all(isinstance(item, dict) and want.text in item for item in held):
         return (
-            f"it holds records by their names; put each name into its record as {want.id!r}, and {_AS_ROWS}"
+            f"it holds records by their names; put each name into its record as {want.id!r}, and write one "
+            f"record a line (pandas.read_json(FILE, orient='index', dtype=False, convert_axes=False)"
+            f".rename_axis({want.id!r}).reset_index(){_WRITTEN})"
         )
     return ""
 

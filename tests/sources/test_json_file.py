@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import tracemalloc
 from pathlib import Path
 
+import pandas
 import pytest
 
 from pipeline.config import SourceConfig
@@ -243,3 +245,39 @@ def test_other_shapes_are_called_what_they_are(tmp_path: Path, data: object, wor
     documents, rejects = read(put(tmp_path / f"a{ending}", json.dumps(data)))
     assert documents == []
     assert [words in reject.reason for reject in rejects] == [True], rejects
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"id": ["007", "b"], "text": ["one", "two"]},
+        {"id": {"0": "007", "1": "b"}, "text": {"0": "one", "1": "two"}},
+        {"007": {"text": "one"}, "b": {"text": "two"}},
+    ],
+)
+@pytest.mark.parametrize("ending", [".json", ".jsonl"])
+def test_the_remedy_for_columns_and_names_works(
+    tmp_path: Path, data: object, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What stands in brackets is Python, and what it writes is read."""
+    monkeypatch.chdir(tmp_path)
+    path = put(tmp_path / f"a{ending}", json.dumps(data))
+    (reject,) = read(path)[1]
+    begin = reject.reason.index("pandas.")
+    said = reject.reason[begin : reject.reason.rindex(")")]
+    eval(said, {"pandas": pandas, "FILE": str(path)})  # noqa: S307  # our own words
+    documents, rejects = read(tmp_path / "rows.jsonl")
+    assert (pairs(documents), rejects) == ([("007", "one"), ("b", "two")], [])
+
+
+def test_the_remedies_for_records_in_an_object_work(tmp_path: Path) -> None:
+    top = put(tmp_path / "top.json", json.dumps({"meta": {"n": 5}, "rows": ROWS}))
+    (reject,) = read(top)[1]
+    settings = dict(re.findall(r"source\.(\w+): (\S+)", reject.reason))
+    documents, rejects = read(top, **{key: value.strip('"') for key, value in settings.items()})
+    assert (pairs(documents), rejects) == (PAIRS, [])
+    deep = put(tmp_path / "deep.json", json.dumps(held := {"data": {"rows": ROWS}}))
+    (reject,) = read(deep)[1]
+    below, above = re.findall(r"'(\w+)'", reject.reason.partition("under")[2])
+    own = put(tmp_path / "own.json", json.dumps(held[above][below]))
+    assert pairs(read(own)[0]) == PAIRS
