@@ -8,6 +8,7 @@ the one before that it did not look at (``unread.py``). One that was interrupted
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -182,10 +183,9 @@ class Inventory:
 
     def _keep(self, connection: sa.Connection, stop: Stop | None) -> None:
         """Rows of the reading before that this one has not looked at stay present, with their works."""
-        doubtful = list(kept_rows(connection, self._before, self._id, self._breaks, stop, self._ordinal))
+        doubtful = kept_rows(connection, self._before, self._id, self._breaks, stop, self._ordinal)
         everywhere = stop is not None and stop.document is None  # nothing is known of any place
-        for begin in range(0, len(doubtful), _KEPT_AT_ONCE):
-            some = doubtful[begin : begin + _KEPT_AT_ONCE]
+        while some := list(itertools.islice(doubtful, _KEPT_AT_ONCE)):
             numbers = [] if everywhere else [row.row for row in some]
             gone = edited(connection, self._before, self._id, numbers)
             self._keep_rows(connection, [row for row in some if row.row not in gone])

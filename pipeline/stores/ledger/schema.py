@@ -293,7 +293,6 @@ def connect(path: Path, *, write: bool) -> Engine:
     def prepare(connection: Any, _: Any) -> None:
         if write:
             connection.execute("PRAGMA synchronous=FULL")
-        connection.execute("PRAGMA temp_store=MEMORY")
         connection.execute("PRAGMA cache_size=-65536")
 
     @event.listens_for(engine, "begin")

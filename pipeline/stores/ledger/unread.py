@@ -12,12 +12,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import groupby, pairwise
-from operator import attrgetter
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -28,6 +25,10 @@ from pipeline.stores.ledger.schema import inputs
 UNREADABLE = "unreadable"
 LEFT_OUT = "left out"
 _NOT_FOUND = -1
+# what tells a row and its place in its file
+_TOLD_BY = [
+    inputs.c[name] for name in ("number", "document_key", "file", "line", "offset", "ordinal", "unread")
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,72 +50,107 @@ class Kept:
     why: str
 
 
-@dataclass(slots=True)
+_scratch = sa.MetaData()
+# The rows that the reading before had of files, file by file, in their order; ``found``: the ordinal under
+# which one was found again. On the disk, for there may be more of them than memory holds.
+_old = sa.Table(
+    "rows_before",
+    _scratch,
+    sa.Column("place", sa.Integer, primary_key=True),
+    sa.Column("number", sa.Integer, nullable=False),
+    sa.Column("file", sa.Text, nullable=False),
+    sa.Column("line", sa.Integer, nullable=False),
+    sa.Column("offset", sa.Integer, nullable=False),
+    sa.Column("found", sa.Integer),
+    prefixes=["TEMPORARY"],
+)
+# Those of them that stay, in the order in which they were decided on; without an ``ordinal``: at the end.
+_staying = sa.Table(
+    "rows_staying",
+    _scratch,
+    sa.Column("place", sa.Integer, primary_key=True),
+    sa.Column("number", sa.Integer, nullable=False, unique=True),
+    sa.Column("ordinal", sa.Integer),
+    sa.Column("why", sa.Text, nullable=False),
+    prefixes=["TEMPORARY"],
+)
+_FOUND = _old.c.found.is_not(None)
+
+
+@dataclass(frozen=True, slots=True)
 class _OldFile:
-    """The rows that the reading before had of one file, in their order: their numbers in the table, the
-    ordinals under which they were found again, and where they lay.
-    """
+    """The rows that the reading before had of one file: those of ``_old`` from one place to another."""
 
-    rows: array[int] = field(default_factory=lambda: array("q"))
-    found: array[int] = field(default_factory=lambda: array("q"))
-    lines: array[int] = field(default_factory=lambda: array("q"))
-    offsets: array[int] = field(default_factory=lambda: array("q"))
+    name: str
+    first: int
+    last: int
 
-    def add(self, row: Any) -> None:
-        """The next row."""
-        self.rows.append(row.number)
-        self.found.append(_NOT_FOUND if row.found is None else row.found)
-        self.lines.append(row.line)
-        self.offsets.append(row.offset or 0)
+    @property
+    def rows(self) -> sa.ColumnElement[bool]:
+        """All of them."""
+        return _old.c.place.between(self.first, self.last)
 
-    def missing(self) -> list[int]:
-        """Places in ``rows`` of those that were not found again."""
-        return [place for place, found in enumerate(self.found) if found == _NOT_FOUND]
+    @property
+    def missing(self) -> sa.ColumnElement[bool]:
+        """Those that were not found again."""
+        return self.rows & ~_FOUND
 
-    def in_order(self) -> bool:
+    def in_order(self, connection: sa.Connection) -> bool:
         """Whether the rows that were found again follow each other as they did."""
-        again = (found for found in self.found if found != _NOT_FOUND)
-        return all(one < other for one, other in pairwise(again))
+        one_before = sa.func.lag(_old.c.found).over(order_by=_old.c.place).label("one_before")
+        again = sa.select(_old.c.found, one_before).where(self.rows, _FOUND).subquery()
+        turned = sa.exists().where(again.c.found <= again.c.one_before)
+        return not connection.execute(sa.select(turned)).scalar_one()
 
-    def behind(self, breaks: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Places of rows that may lie where the file breaks, each with that break: the ordinal of the row
-        that was seen next. ``breaks`` ascend.
+    def behind(
+        self, connection: sa.Connection, breaks: Sequence[int]
+    ) -> Iterator[tuple[sa.ColumnElement[bool], int]]:
+        """Rows that may lie where the file breaks, each with that break: the ordinal of the row that was seen
+        next. ``breaks`` ascend.
         """
-        if not self.in_order():
-            yield from ((place, breaks[-1]) for place in self.missing())
+        if not self.in_order(connection):
+            yield self.missing, breaks[-1]
             return
-        for places, before, after in _gaps(self.found):
-            first = bisect_right(breaks, before)
-            if first < len(breaks) and breaks[first] <= after:
-                yield from ((place, breaks[first]) for place in places)
+        for first, last, before, after in _gaps(connection, self.rows):
+            at = bisect_right(breaks, before)
+            if at < len(breaks) and breaks[at] <= after:
+                yield _old.c.place.between(first, last), breaks[at]
 
-    def behind_stop(self, document: Document, known_at: int | None) -> list[int]:
-        """Places of rows that may lie at ``document``, which was the one at ``known_at`` if it was known, or
-        behind it.
-        """
-        missing = self.missing()
-        last = max((place for place, found in enumerate(self.found) if found != _NOT_FOUND), default=-1)
-        if not self.in_order() or (known_at is not None and last > known_at):
-            return missing
+    def behind_stop(self, connection: sa.Connection, document: Document) -> sa.ColumnElement[bool]:
+        """Rows that may lie at ``document``, or behind it."""
+        known_at = self._known_at(connection, document)
+        last = connection.execute(sa.select(sa.func.max(_old.c.place)).where(self.rows, _FOUND)).scalar()
+        last = self.first - 1 if last is None else int(last)
+        if not self.in_order(connection) or (known_at is not None and last > known_at):
+            return self.missing
         if known_at is not None:
-            return [place for place in missing if place >= known_at]
-        stop = document.origin.line, document.origin.offset or 0
-        return [
-            place for place in missing if place > last and (self.lines[place], self.offsets[place]) >= stop
-        ]
+            return self.missing & (_old.c.place >= known_at)
+        line, offset = document.origin.line, document.origin.offset or 0
+        behind = (_old.c.line > line) | ((_old.c.line == line) & (_old.c.offset >= offset))
+        return self.missing & (_old.c.place > last) & behind
+
+    def _known_at(self, connection: sa.Connection, document: Document) -> int | None:
+        """The place at which a document was known that has not been seen now; None if it was not."""
+        same = sa.select(sa.func.min(_old.c.place)).join(inputs, inputs.c.number == _old.c.number)
+        found = connection.execute(same.where(inputs.c.document_key == document.key, self.missing)).scalar()
+        return None if found is None else int(found)
 
 
-def _gaps(found: Sequence[int]) -> Iterator[tuple[range, int, int]]:
-    """Runs of rows that were not found again, with the ordinals of those found before and after them."""
-    begin, before = 0, _NOT_FOUND
-    for place, ordinal in enumerate(found):
-        if ordinal == _NOT_FOUND:
+def _gaps(connection: sa.Connection, rows: sa.ColumnElement[bool]) -> Iterator[tuple[int, int, int, int]]:
+    """Runs of ``rows`` that were not found again, by their first and last place, with the ordinals of those
+    found before and after them.
+    """
+    begin, before, place = None, _NOT_FOUND, 0
+    query = sa.select(_old.c.place, _old.c.found).where(rows).order_by(_old.c.place)
+    for place, found in connection.execute(query):  # the last one is needed below
+        if found is None:
+            begin = place if begin is None else begin
             continue
-        if begin < place:
-            yield range(begin, place), before, ordinal
-        begin, before = place + 1, ordinal
-    if begin < len(found):
-        yield range(begin, len(found)), before, sys.maxsize
+        if begin is not None:
+            yield begin, place - 1, before, found
+        begin, before = None, found
+    if begin is not None:
+        yield begin, place, before, sys.maxsize
 
 
 def kept_rows(
@@ -126,24 +162,54 @@ def kept_rows(
     seen: int,
 ) -> Iterator[Kept]:
     """Rows of the reading ``before`` that the reading ``now`` keeps: it has seen ``seen`` rows, met with
-    ``breaks`` in files, each the ordinal of the row that came next, and stopped at ``stop``.
+    ``breaks`` in files, each the ordinal of the row that came next, and stopped at ``stop``. All is decided
+    before the first is given. Memory stays flat; to be taken to its end.
     """
     if not breaks and stop is None:
         return
-    stopped_in = stop.document.origin.file if stop and stop.document else None
-    looked_into = {*breaks} if stopped_in is None else {*breaks, stopped_in}
+    stopped_at = stop.document if stop else None
+    looked_into = {*breaks} if stopped_at is None else {*breaks, stopped_at.origin.file}
     _spell_alike(connection, before, [*looked_into, *(stop.files if stop else ())])
-    all_files = stop is not None and stop.document is None
-    left_out: list[int] = []
-    for name, old in _old_files(connection, before, now, None if all_files else sorted(looked_into)):
-        doubtful = dict(old.behind(breaks[name])) if name in breaks else {}
-        yield from (Kept(old.rows[place], ordinal, UNREADABLE) for place, ordinal in doubtful.items())
-        behind = old.missing() if all_files else []
-        if stop is not None and stop.document is not None and name == stopped_in:
-            behind = old.behind_stop(stop.document, _known_at(connection, before, old, stop.document))
-        left_out += [old.rows[place] for place in behind if place not in doubtful]
-    left_out += _rows_of(connection, before, stop.files if stop else ())
-    yield from (Kept(row, seen + 1 + number, LEFT_OUT) for number, row in enumerate(left_out))
+    everywhere = stop is not None and stop.document is None
+    _scratch.create_all(connection, checkfirst=False)
+    for old in _old_files(connection, before, now, None if everywhere else sorted(looked_into)):
+        for rows, ordinal in old.behind(connection, breaks[old.name]) if old.name in breaks else ():
+            _let_stay(connection, rows, UNREADABLE, ordinal)
+        if everywhere:
+            _let_stay(connection, old.missing, LEFT_OUT)
+        elif stopped_at is not None and old.name == stopped_at.origin.file:
+            _let_stay(connection, old.behind_stop(connection, stopped_at), LEFT_OUT)
+    if stop is not None and stop.files:
+        _let_files_stay(connection, before, stop.files)
+    yield from _staying_in_order(connection, seen)
+    _scratch.drop_all(connection, checkfirst=False)
+
+
+def _let_stay(
+    connection: sa.Connection, rows: sa.ColumnElement[bool], why: str, ordinal: int | None = None
+) -> None:
+    """Those of ``_old`` that do not stay already."""
+    chosen = sa.select(_old.c.number, sa.literal(ordinal, sa.Integer), sa.literal(why)).where(rows)
+    _fill(connection, chosen.order_by(_old.c.place))
+
+
+def _let_files_stay(connection: sa.Connection, before: int, names: Sequence[str]) -> None:
+    """All rows that the reading ``before`` had of these files, in their order."""
+    chosen = sa.select(inputs.c.number, sa.null(), sa.literal(LEFT_OUT))
+    _fill(connection, chosen.where(inputs.c.inventory_id == before, _among(names)).order_by(*in_order()))
+
+
+def _fill(connection: sa.Connection, chosen: sa.Select[Any]) -> None:
+    names = ["number", "ordinal", "why"]
+    connection.execute(_staying.insert().prefix_with("OR IGNORE").from_select(names, chosen))
+
+
+def _staying_in_order(connection: sa.Connection, seen: int) -> Iterator[Kept]:
+    ordered = sa.select(_staying).order_by(_staying.c.ordinal.is_(None), _staying.c.place)
+    at_the_end = seen
+    for row in connection.execute(ordered):
+        at_the_end += row.ordinal is None
+        yield Kept(row.number, at_the_end if row.ordinal is None else row.ordinal, row.why)
 
 
 def edited(connection: sa.Connection, before: int, now: int, rows: Sequence[int]) -> set[int]:
@@ -163,44 +229,27 @@ def edited(connection: sa.Connection, before: int, now: int, rows: Sequence[int]
 
 def _old_files(
     connection: sa.Connection, before: int, now: int, names: Sequence[str] | None
-) -> Iterator[tuple[str, _OldFile]]:
-    """The files called ``names``, or all, as the reading ``before`` had them, beside what ``now`` has seen of
-    them; a repeated row is found as often as it was seen in its file.
+) -> list[_OldFile]:
+    """Fill ``_old`` with the rows that the reading ``before`` had of the files called ``names``, or of all,
+    beside what ``now`` has seen of them; a repeated row is found as often as it was seen in its file.
     """
 
     def counted(reading: int) -> sa.CTE:
         alike = inputs.c.file, inputs.c.document_key
-        nth = sa.func.row_number().over(partition_by=alike, order_by=in_order())
-        query = sa.select(inputs, nth.label("nth")).where(inputs.c.inventory_id == reading)
+        nth = sa.func.row_number().over(partition_by=alike, order_by=in_order()).label("nth")
+        query = sa.select(*_TOLD_BY, nth).where(inputs.c.inventory_id == reading)
         return (query if names is None else query.where(_among(names))).cte()
 
     old, new = counted(before), counted(now)
     same = (old.c.file == new.c.file) & (old.c.document_key == new.c.document_key) & (old.c.nth == new.c.nth)
-    query = (
-        sa.select(old.c.number, old.c.file, old.c.line, old.c.offset, new.c.ordinal.label("found"))
-        .select_from(old.outerjoin(new, same))
-        .order_by(old.c.file, *in_order(old))
-    )
-    for name, rows in groupby(connection.execute(query), attrgetter("file")):
-        old_file = _OldFile()
-        for row in rows:
-            old_file.add(row)
-        yield name, old_file
-
-
-def _known_at(connection: sa.Connection, before: int, old: _OldFile, document: Document) -> int | None:
-    """The place in ``old`` at which a document was known that has not been seen now; None if it was not."""
-    same = sa.select(inputs.c.number).where(
-        inputs.c.document_key == document.key, inputs.c.inventory_id == before
-    )
-    numbers = set(connection.execute(same).scalars())
-    return next((place for place in old.missing() if old.rows[place] in numbers), None)
-
-
-def _rows_of(connection: sa.Connection, before: int, names: Sequence[str]) -> list[int]:
-    """Numbers of the rows that the reading ``before`` had of these files, in their order."""
-    query = sa.select(inputs.c.number).where(inputs.c.inventory_id == before, _among(names))
-    return list(connection.execute(query.order_by(*in_order())).scalars()) if names else []
+    rows = sa.select(
+        old.c.number, old.c.file, old.c.line, sa.func.coalesce(old.c.offset, 0), new.c.ordinal
+    ).select_from(old.outerjoin(new, same))
+    columns = ["number", "file", "line", "offset", "found"]
+    connection.execute(_old.insert().from_select(columns, rows.order_by(old.c.file, *in_order(old))))
+    place = _old.c.place
+    files = sa.select(_old.c.file, sa.func.min(place), sa.func.max(place)).group_by(_old.c.file)
+    return [_OldFile(*row) for row in connection.execute(files.order_by(sa.func.min(place)))]
 
 
 def in_order(table: sa.FromClause = inputs) -> tuple[sa.ColumnElement[Any], ...]:

@@ -36,6 +36,25 @@ with Ledger.open(Path(sys.argv[1]), write=True) as ledger:
     print(ledger.status().documents, counted, peak_bytes() - before, read_seconds)
 """
 
+_READ_AGAIN = """
+import resource, sys
+from pathlib import Path
+from pipeline.stores.ledger.ledger import Ledger
+from pipeline.stores.ledger.unread import Stop
+from tests.stores.ledger.ledgers import document, job
+
+def peak_bytes():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+with Ledger.open(Path(sys.argv[1]), write=True) as ledger:
+    ledger.accept_tasks([job()], fork=False)
+    inventory = ledger.start_inventory(ledger.begin_run({}))
+    inventory.enter([document(f"d{number}", line=number + 1) for number in range(10)])
+    before = peak_bytes()
+    inventory.finish(Stop(document("d10", line=11)))
+    print(ledger.status().left_out_rows, peak_bytes() - before)
+"""
+
 
 def _read(path: Path, rows: int) -> tuple[int, int, int, float]:
     """(documents, exported rows, growth of the process in bytes, processor seconds of reading)."""
@@ -87,3 +106,14 @@ def test_a_hundred_thousand_rows(tmp_path: Path) -> None:
     assert first[:2] == again[:2] == (_ROWS, _ROWS)
     assert max(first[2], again[2]) < 150e6  # of it 64 MiB are the page cache of each connection
     assert max(first[3], again[3]) < 6  # a million rows in a minute; 2.3 were measured on two busy cores
+
+
+@pytest.mark.full
+def test_a_limited_reading_holds_no_row_that_it_keeps(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    _read(path, 3 * _ROWS)
+    command = [sys.executable, "-c", _READ_AGAIN, str(path)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=Path(__file__).parents[3])
+    left_out, grown = map(int, done.stdout.split())
+    assert left_out == 3 * _ROWS - 10
+    assert grown < 120e6  # the page cache of 64 MiB among it
