@@ -1,76 +1,191 @@
-"""``overnight doctor``: one sentence for each thing that would stop or slow a night on this machine."""
+"""``overnight doctor``: one sentence for each thing that would stop or slow a night on this machine.
+
+Whether a run would be refused, and by which sentence, the run's own steps say (``pipeline.run.admission``,
+``pipeline.run.intake``). The run directory stays as it is, and no weights are loaded.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pipeline.config import Config, load_config, store_folder
 from pipeline.engine.model.environment_checks import Finding, check_environment
-from pipeline.errors import OvernightError
-from pipeline.prepare.preview import Preview, look
-from pipeline.records import Reject
-from pipeline.results.outputs import check_outputs, configured
-from pipeline.sources import read_source, source_files
+from pipeline.errors import EXIT_DONE, EXIT_SOME_FAILED, EXIT_USAGE, OvernightError, StoppedEarly
+from pipeline.prepare.preview import READ_SECONDS, Preview, Reading, look
+from pipeline.results.outputs import configured
+from pipeline.run.admission import Admission
+from pipeline.run.trial_reading import Rows, TrialReading, read_on_trial
+from pipeline.stores.ledger.ledger import Ledger
+from pipeline.system.atomic_write import failing_disk_stops
 from pipeline.system.hardware import disk_of
 from pipeline.system.run_directory import RunDirectory
-from pipeline.system.units import amount, duration
+from pipeline.system.units import amount, counted, duration
 from pipeline.tasks.registry import broken_kinds
 
 _FREE_DISK_BYTES = 10**9  # beside the floor
 # Of a night: longer work needs several.
 _NIGHT_SECONDS = 12 * 3600
 _SLOW_TIMES = 1.5
+_SHOWN_REASONS = 5
+_NOT_REFUSED = (EXIT_DONE, EXIT_SOME_FAILED)
 
 
-def examine(config: Path | None, overrides: Sequence[str] = ()) -> list[Finding]:
-    """The machine, and with a configuration whether its model, source and run directory would work. Loads no
-    weights.
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What was found, and the exit code that a run would end with for it, as far as can be seen before it."""
+
+    findings: Sequence[Finding]
+    exit_code: int
+
+
+def examine(config: Path | None, overrides: Sequence[str] = ()) -> Examination:
+    """The machine, and with a configuration what a run of it would say. Raises ConfigError, as a run does."""
+    settings = None if config is None else load_config(config, overrides)
+    machine = [*check_environment(), *(Finding("kinds", "warn", why) for why in broken_kinds().values())]
+    if settings is None:
+        return Examination(machine, EXIT_USAGE if _stops(machine) else EXIT_DONE)
+    machine = [_as_it_matters(finding, settings) for finding in machine]
+    night = Visit(settings)
+    findings = [*machine, *night.findings()]
+    stopped = _stops(machine) and night.exit_code in _NOT_REFUSED
+    return Examination(findings, EXIT_USAGE if stopped else night.exit_code)
+
+
+def _stops(findings: Sequence[Finding]) -> bool:
+    return any(finding.level == "stop" for finding in findings)
+
+
+def _as_it_matters(finding: Finding, config: Config) -> Finding:
+    """What a run needs for this configuration stops it; what else is wrong here is only told."""
+    needed = {
+        "bitsandbytes": config.model.quantization != "none",
+        "graphics card": config.model.device_map == "auto",
+        "libraries": False,  # those that it needs, its own steps look for
+    }
+    if finding.level != "stop" or needed.get(finding.name, True):
+        return finding
+    return replace(finding, level="warn")
+
+
+class Visit:
+    """A look at all that a run of ``config`` would look at. ``exit_code``: that of the first refusal, or the
+    code of a night that cannot read everything; 0 otherwise.
     """
-    findings = list(check_environment())
-    findings += [Finding("kinds", "warn", reason) for reason in broken_kinds().values()]
-    if config is not None:
-        findings += _examine_config(load_config(config, overrides))
-    return findings
+
+    def __init__(self, config: Config) -> None:
+        self.exit_code = EXIT_DONE
+        self._config = config
+        self._directory = RunDirectory(config.run.directory)
+        self._open = ExitStack()
+        self._told: set[str] = set()
+
+    def findings(self) -> Iterator[Finding]:
+        """Each thing that a run would be refused for, then what would become of the rows, then what the plan
+        says.
+        """
+        with self._open:
+            admission = Admission(self._config, self, configured(self._config))
+            for name, step in admission.steps():
+                try:
+                    with failing_disk_stops(self._directory.path):
+                        step()
+                except OvernightError as error:
+                    yield from self._refused(name, error)
+            prepared = admission.prepared
+            reading = read_on_trial(self._config, () if prepared is None else prepared.tasks, READ_SECONDS)
+            if reading.refused is not None:
+                yield from self._refused("source", reading.refused)
+            elif reading.status.unreadable_files:
+                self.exit_code = self.exit_code or EXIT_SOME_FAILED
+            yield from _rows(reading)
+            if prepared is not None:
+                seen = Reading(reading.sampler, whole=reading.whole and reading.refused is None)
+                found = look(self._config, kept=admission.kept, reading=seen)
+                yield from self._plan(found, disk_is_short=isinstance(reading.refused, StoppedEarly))
+
+    def lock(self) -> None:
+        """See Place: for a moment."""
+        self._directory.check()
+
+    def open_ledger(self) -> Ledger | None:
+        """See Place: to read it."""
+        path = self._directory.ledger
+        there = os.path.exists(path)  # noqa: PTH110  # which raises nothing, whatever the place is called
+        return self._open.enter_context(Ledger.open(path, write=False)) if there else None
+
+    def _refused(self, name: str, error: OvernightError) -> Iterator[Finding]:
+        """A finding, unless an earlier step has met the same."""
+        self.exit_code = self.exit_code or error.exit_code
+        if str(error) not in self._told:
+            self._told.add(str(error))
+            yield Finding("disk" if isinstance(error, StoppedEarly) else name, "stop", str(error))
+
+    def _plan(self, found: Preview, *, disk_is_short: bool) -> Iterator[Finding]:
+        """What the plan says, a sentence each."""
+        if found.refused is not None and self.exit_code in _NOT_REFUSED:
+            self.exit_code = EXIT_USAGE
+        yield from _memory(found)
+        yield from () if disk_is_short else _disk(found)
+        yield from _time(found)
+        for note in dict.fromkeys(note for task in found.tasks for note in task.notes):
+            yield Finding("prompt", "warn", note)
+        for warning in found.forecast.warnings if found.forecast else ():
+            yield Finding("memory", "warn", warning)
 
 
-def _examine_config(config: Config) -> Iterator[Finding]:
-    yield from _try("run directory", _directory, config)
-    yield from _try("source", _source, config)
-    yield from _try("output", _outputs, config)
-    yield from _try("model", _night, config)
+# ── the source ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _try(name: str, examine_one: Callable[[Config], Iterator[Finding]], config: Config) -> Iterator[Finding]:
-    try:
-        yield from examine_one(config)
-    except OvernightError as error:
-        yield Finding(name, "stop", str(error))
+def _rows(reading: TrialReading) -> Iterator[Finding]:
+    """What would become of the rows, and how much of the source was looked at."""
+    status = reading.status
+    for remark in reading.remarks:
+        yield Finding("source", "warn", remark)
+    if status.unreadable_files:
+        yield Finding("source", "warn", status.unreadable)
+    for reason, rows in list(reading.rejected.items())[:_SHOWN_REASONS]:
+        yield Finding("source", "warn", f"{counted(rows.count, 'row')} rejected: {_place(rows)}: {reason}")
+    if (more := len(reading.rejected) - _SHOWN_REASONS) > 0:
+        yield Finding("source", "warn", f"rows are rejected for {counted(more, 'further reason')}")
+    if reading.blank is not None:
+        texts = counted(reading.blank.count, "document")
+        yield Finding("source", "warn", f"{texts} skipped, with nothing to read: {_place(reading.blank)}")
+    if status.duplicates:
+        told = f"{counted(status.duplicates, 'row')} repeated, id and text: each document is asked about once"
+        yield Finding("source", "warn", told)
+    if status.clashing_ids:
+        yield Finding("source", "warn", _ambiguous(status.clashing_ids, reading.clashing))
+    if reading.refused is None:
+        yield Finding("source", "ok", _read(reading))
 
 
-def _directory(config: Config) -> Iterator[Finding]:
-    RunDirectory(config.run.directory).check()
-    yield from ()
+def _read(reading: TrialReading) -> str:
+    files = f" in {counted(reading.files, 'file')}" if reading.files else ""
+    read = f"{counted(reading.status.documents, 'document')}{files}"
+    if reading.first is not None:
+        read += f"; the first is {reading.first.id!r}, {len(reading.first.text):,} characters"
+    if not reading.whole:
+        read += f". So much was read in {READ_SECONDS:.0f} s, and nothing is said of the rest; a run reads on"
+    return read
 
 
-def _outputs(config: Config) -> Iterator[Finding]:
-    check_outputs(config, configured(config))
-    yield from ()
+def _place(rows: Rows) -> str:
+    first = "" if rows.count == 1 else "first "
+    return f"{first}{rows.first.file}, line {rows.first.line}"
 
 
-def _night(config: Config) -> Iterator[Finding]:
-    """What the plan says, a sentence each."""
-    found = look(config)
-    if not found.tasks or not found.fingerprints:
-        yield Finding("model", "stop", found.remarks[0])
-        return
-    yield from _memory(found)
-    yield from _disk(found)
-    yield from _time(found)
-    for note in dict.fromkeys(note for task in found.tasks for note in task.notes):
-        yield Finding("prompt", "warn", note)
-    for warning in found.forecast.warnings if found.forecast else ():
-        yield Finding("memory", "warn", warning)
+def _ambiguous(count: int, some: Sequence[tuple[str, int]]) -> str:
+    shown = ", ".join(f"{name!r} ({texts:,})" for name, texts in some)
+    more = f" and {count - len(some):,} more" if count > len(some) else ""
+    stand = "1 id stands" if count == 1 else f"{count:,} ids stand"
+    return f"{stand} for several texts, each of which is asked; gold labels cannot tell which: {shown}{more}"
+
+
+# ── the plan ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def _memory(found: Preview) -> Iterator[Finding]:
@@ -121,19 +236,12 @@ def _disk(found: Preview) -> Iterator[Finding]:
             "kv_cache.store.path, or lower its quota",
         )
     floor = found.config.run.keep_free_disk
-    yield _room(Path(found.config.run.directory), needed + floor, "the run directory", "run.directory", floor)
+    yield _room(Path(found.config.run.directory), needed + floor, "the run directory", "run.directory")
 
 
-def _room(folder: Path, needed_bytes: int, what: str, remedy: str, floor_bytes: int = 0) -> Finding:
-    """With less than ``floor_bytes`` free a run stops at once."""
+def _room(folder: Path, needed_bytes: int, what: str, remedy: str) -> Finding:
     free_bytes = disk_of(folder).free_bytes
     free = f"{free_bytes / 1e9:.1f} GB are free where {what} is"
-    if free_bytes < floor_bytes:
-        return Finding(
-            "disk",
-            "stop",
-            f"{free}, less than run.keep_free_disk = {floor_bytes / 1e9:.1f} GB: free some space or lower it",
-        )
     if free_bytes >= needed_bytes:
         return Finding("disk", "ok", free)
     return Finding(
@@ -166,23 +274,3 @@ def _time(found: Preview) -> Iterator[Finding]:
     else:
         known = "" if found.ground.calibration.measured else "; overnight plan --measure makes this exact"
         yield Finding("time", "ok", f"{told}{known}")
-
-
-def _source(config: Config) -> Iterator[Finding]:
-    files = source_files(config.source)
-    first = next(read_source(config.source), None)
-    if first is None:
-        yield Finding("source", "warn", "the source is empty")
-    elif isinstance(first, Reject):
-        yield Finding(
-            "source",
-            "warn",
-            f"the first row is rejected: {first.origin.file}, line {first.origin.line}: {first.reason}",
-        )
-    else:
-        yield Finding(
-            "source",
-            "ok",
-            f"{len(files) or 'some'} files; the first document is {first.id!r}, {len(first.text):,} "
-            f"characters",
-        )

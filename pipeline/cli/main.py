@@ -284,22 +284,25 @@ def doctor(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Name in one sentence each what would stop or slow a night on this machine."""
+    """Name in one sentence each what would stop or slow a night on this machine. What a run would be refused
+    for is refused here, with its sentence and its exit code; the run directory stays as it is.
+    """
     from pipeline.cli.doctor import examine
 
-    findings = examine(config, overrides or ())
-    words = {"ok": "ok  ", "warn": "slow", "stop": "STOP"}
+    found = examine(config, overrides or ())
+    words = {"ok": "ok  ", "warn": "note", "stop": "STOP"}
     facts = {
+        "exit_code": found.exit_code,
         "findings": [
             {"name": finding.name, "level": finding.level, "message": finding.sentence}
-            for finding in findings
-        ]
+            for finding in found.findings
+        ],
     }
     print_facts(
         facts if as_json else None,
-        [f"{words[finding.level]}  {finding.name}: {finding.sentence}" for finding in findings],
+        [f"{words[finding.level]}  {finding.name}: {finding.sentence}" for finding in found.findings],
     )
-    raise typer.Exit(EXIT_USAGE if any(finding.level == "stop" for finding in findings) else EXIT_DONE)
+    raise typer.Exit(found.exit_code)
 
 
 add_quality_commands(app)

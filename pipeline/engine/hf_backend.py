@@ -18,7 +18,12 @@ from pipeline.engine.model.facts import model_facts
 from pipeline.engine.model.identity import digest_of_files, tokenizer_identity, weights_identity
 from pipeline.engine.model.loading import LoadedModel, load_model
 from pipeline.engine.model.location import Location, locate
-from pipeline.engine.model.precision import architecture, resolve_attention, resolve_dtype
+from pipeline.engine.model.precision import (
+    architecture,
+    require_quantizer,
+    resolve_attention,
+    resolve_dtype,
+)
 from pipeline.engine.model.tokenizer import ChatTokenizer, load_tokenizer
 from pipeline.engine.reuse.fingerprint import CacheAccess, open_cache_access
 from pipeline.engine.select import select_engine
@@ -60,8 +65,9 @@ class TransformersBackend:
         }
 
     def resolve(self) -> Mapping[str, str]:
-        """What ``auto`` means on this machine."""
+        """What ``auto`` means on this machine. Raises ConfigError."""
         model = self._config.model
+        require_quantizer(model)
         attention = resolve_attention(model.attention, self._location, model)
         return {"dtype": resolve_dtype(model.dtype, model.device_map), "attention": attention}
 

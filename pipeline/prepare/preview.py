@@ -30,7 +30,16 @@ from pipeline.system.hardware_rates import measured_rates, with_rates
 from pipeline.system.machine_load import OthersLoad
 from pipeline.tasks import Task
 
-_READ_SECONDS = 60.0
+READ_SECONDS = 60.0
+"""Longer than this no source is read only to be looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a reading of the source has met; not ``whole``: it was cut short."""
+
+    sampler: DocumentSampler
+    whole: bool
 
 
 @dataclass
@@ -74,13 +83,21 @@ class Preview:
         return histogram(self.lengths)
 
 
-def look(config: Config, machine: Hardware | None = None, *, measure_machine: bool = True) -> Preview:
-    """Everything that can be said before the night. ``machine``: one that is not this one. Raises
+def look(
+    config: Config,
+    machine: Hardware | None = None,
+    *,
+    measure_machine: bool = True,
+    kept: Mapping[str, Any] | None = None,
+    reading: Reading | None = None,
+) -> Preview:
+    """Everything that can be said before the night. ``machine``: one that is not this one; ``kept``: what
+    ``auto`` has meant before; ``reading``: what the source was found to hold, if it was read. Raises
     ConfigError.
     """
     others = OthersLoad()
     backend = open_backend(config)
-    resolved = resolve(config, backend, {})
+    resolved = resolve(config, backend, kept or {})
     if machine is not None and config.model.dtype == "auto":
         resolved["dtype"] = (
             "bfloat16" if machine.gpu_bytes and config.model.device_map == "auto" else "float32"
@@ -95,7 +112,9 @@ def look(config: Config, machine: Hardware | None = None, *, measure_machine: bo
         ground = _measured(ground, str(resolved["dtype"]))
     found = Preview(config, ground, resolved)
     _bind(found, backend)
-    _read(found)
+    reading = reading or _read(found)
+    if reading is not None:
+        _reckon(found, reading)
     try:
         found.plan = found.ground.plan(resolved)
     except DoesNotFit as error:
@@ -147,20 +166,26 @@ def _bind(found: Preview, backend: Backend) -> None:
         found.fingerprints = {task.job.name: task.job.fingerprint for task in found.tasks}
 
 
-def _read(found: Preview) -> None:
-    """Read the source once, for its size and a sample."""
+def _read(found: Preview) -> Reading | None:
+    """Read the source once, for its size and a sample; None where it cannot be read."""
     sampler = DocumentSampler()
     fields = sorted({name for task in found.tasks for name in task.job.fields})
-    patience = _Patience(_READ_SECONDS)
+    patience = _Patience(READ_SECONDS)
     try:
         for _ in sampler.watch(patience.watch(read_source(found.config.source, fields))):
             pass
     except OvernightError as error:
         found.remarks.append(f"the documents could not be read, so there are no times: {error}")
-        return
-    if patience.lost:
+        return None
+    return Reading(sampler, whole=not patience.lost)
+
+
+def _reckon(found: Preview, reading: Reading) -> None:
+    """What the documents mean for the plan."""
+    sampler = reading.sampler
+    if not reading.whole:
         found.remarks.append(
-            f"reading was cut short after {_READ_SECONDS:.0f} s: there are at least {sampler.documents:,} "
+            f"reading was cut short after {READ_SECONDS:.0f} s: there are at least {sampler.documents:,} "
             f"documents"
         )
     if not sampler.documents:
@@ -168,7 +193,7 @@ def _read(found: Preview) -> None:
         return
     found.documents, found.characters = sampler.documents, sampler.characters
     known = found.ground.calibration.output_tokens
-    longest = None if patience.lost else sampler.longest
+    longest = sampler.longest if reading.whole else None
     answers = {task.name: task.most_new_tokens for task in found.config.tasks}
     if found.tasks:
         found.ground = found.ground.knowing(longest_row(found.tasks, longest))

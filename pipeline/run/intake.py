@@ -13,13 +13,16 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from pipeline.config import SourceConfig
 from pipeline.errors import SourceError
 from pipeline.records import Document, Reject, is_blank
+from pipeline.sources import names_in_order
 from pipeline.stores.ledger.inventory import Inventory
 from pipeline.stores.ledger.unread import Stop
 
 _Item = TypeVar("_Item")
 BLOCK_DOCUMENTS = 256
+_LISTED = "A run lists them all in rejects.jsonl in its directory"
 
 
 class Contents:
@@ -109,48 +112,46 @@ class _Seen:
 
 
 def read_in(
-    items: Iterable[Document | Reject],
+    config: SourceConfig,
+    chosen: ChosenDocuments,
     inventory: Inventory,
     *,
-    source: Sequence[str],
-    stop: Callable[[], Stop | None],
-    max_rejects: int,
+    watch: Callable[[Iterable[Document | Reject]], Iterable[Document | Reject]],
     fields: Collection[str],
     check: Callable[[], None],
     say: Callable[[str], None],
 ) -> None:
-    """Enter ``items`` of ``source``, its paths, in the inventory. ``stop`` says afterwards where they were
-    cut off; ``fields``: what templates name; ``check`` may raise to end the run.
+    """Enter what is ``chosen`` of a source in the inventory, and ``watch`` it pass by. ``fields``: what
+    templates name; ``check`` may raise to end the reading.
 
     Raises SourceError; then the reading does not count.
     """
     seen = _Seen()
-    for block in blocks(items, BLOCK_DOCUMENTS):
+    for block in blocks(watch(chosen), BLOCK_DOCUMENTS):
         check()
         seen.take(block)
         inventory.enter(block)
-        if seen.rejected > max_rejects:
+        if seen.rejected > config.max_rejects:
             raise SourceError(
-                f"{seen.rejected:,} rows were rejected, more than source.max_rejects = {max_rejects:,}; "
-                f"the last: {_told(seen.last)}. "
-                "All are in rejects.jsonl in the run directory"
+                f"{seen.rejected:,} rows were rejected, more than source.max_rejects = "
+                f"{config.max_rejects:,}; the last: {_told(seen.last)}. {_LISTED}"
             )
         say(f"{seen.documents:,} documents read, {seen.rejected:,} rows rejected")
-    _refuse_nothing(seen, ", ".join(source))
+    _refuse_nothing(seen, ", ".join(config.paths))
     missing = sorted(set(fields) - seen.fields)
     if missing:
         raise SourceError(
             f"the instructions name the field {missing[0]!r}, and none of the {seen.documents:,} "
             f"documents has it"
         )
-    inventory.finish(stop())
+    inventory.finish(chosen.stop(lambda: names_in_order(config)))
 
 
 def _refuse_nothing(seen: _Seen, source: str) -> None:
     """Raise SourceError where nothing was read that a model could be asked about."""
     if seen.readable:
         return
-    first = f"; the first: {_told(seen.first)}. All are in rejects.jsonl in the run directory"
+    first = f"; the first: {_told(seen.first)}. {_LISTED}"
     if seen.documents:
         rejected = f", and {seen.rejected:,} rows were rejected{first}" if seen.rejected else ""
         raise SourceError(

@@ -8,14 +8,13 @@ short without the worker is somebody else's, and ends the run.
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 from pipeline.errors import StoppedEarly
-from pipeline.system.hardware import reclaimable_ram_bytes
+from pipeline.system.hardware import disk_of, reclaimable_ram_bytes
 from pipeline.system.units import amount
 
 Activity = Literal["nothing", "loading", "idle", "computing"]
@@ -57,7 +56,7 @@ class ResourceGuard:
         return self._check_memory(activity)
 
     def _check_disk(self) -> None:
-        free = shutil.disk_usage(self._folder).free if self._disk_floor_bytes else 0
+        free = disk_of(self._folder).free_bytes if self._disk_floor_bytes else 0
         if free < self._disk_floor_bytes:
             raise StoppedEarly(
                 f"{amount(free)} are free on the disk that holds {self._folder}, less than "

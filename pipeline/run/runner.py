@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from pipeline.config import Config
-from pipeline.engine.registry import open_backend
 from pipeline.errors import (
     EXIT_DONE,
     EXIT_SOME_FAILED,
@@ -25,13 +24,13 @@ from pipeline.errors import (
 )
 from pipeline.prepare.dry_run import DocumentSampler, longest_row
 from pipeline.prepare.predict import predict, rests_on, sizes_by_task
-from pipeline.prepare.prepare import Preparation, prepare, resolve
+from pipeline.prepare.prepare import Preparation
 from pipeline.records import Document, Progress
-from pipeline.results.after_run import check_configured
 from pipeline.results.export.layout import Output
-from pipeline.results.outputs import Written, all_outputs, check_outputs
-from pipeline.results.report import check_report
+from pipeline.results.outputs import Written, all_outputs
+from pipeline.run.admission import Admission
 from pipeline.run.closing import Closing, Ending
+from pipeline.run.entered import Entered
 from pipeline.run.in_doubt import InDoubt
 from pipeline.run.intake import BLOCK_DOCUMENTS, ChosenDocuments, Contents, blocks, read_in
 from pipeline.run.progress import Noted, Observer, WorkProgress, tell
@@ -42,8 +41,7 @@ from pipeline.run.work_loop import WorkLoop
 from pipeline.run.work_queue import WorkItem, by_document
 from pipeline.run.worker import StartWorker
 from pipeline.run.worker_pool import WorkerPool, local_workers
-from pipeline.sources import names_in_order, read_source, source_remarks
-from pipeline.stores.ledger.ledger import Ledger
+from pipeline.sources import read_source, source_remarks
 from pipeline.stores.ledger.queries import Status
 from pipeline.system.atomic_write import failing_disk_stops
 from pipeline.system.machine_load import OthersLoad
@@ -100,29 +98,23 @@ def run(
     stop = stop or StopSignal()
     directory = RunDirectory(config.run.directory)
     outputs = all_outputs(config, outputs)
-    check_outputs(config, outputs)
-    with (
-        failing_disk_stops(directory.path),
-        directory.locked() as held,
-        directory.logging(),
-        stop.watch_deadline(config.run.deadline),
-        stop.watch_request(lambda: held.is_asked_to_stop, "overnight stop"),
-        Ledger.open(directory.ledger, write=True) as ledger,
-        RunnerWatchdog(directory.note, config.engine.stall_seconds) as watchdog,
-        WorkerPool(workers(config, directory), directory.path) as pool,
-    ):
-        check_report(directory.path)
-        if ledger.expects_work():
-            pool.call()
-        backend = open_backend(config)
-        resolved = resolve(config, backend, ledger.resolved())  # what was meant at first stays
-        prepared = prepare(config, backend, resolved, kinds)
-        check_configured(config)
-        died_in = watchdog.died_in
-        session = begin_session(config, directory, ledger, prepared, resolved, fork=fork, died_in=died_in)
-        watchdog.settle()
-        told = Noted(held, observer)
-        night = Night(config, directory, prepared, session, pool, watchdog, stop, told, (limit, only))
+    with failing_disk_stops(directory.path), Entered(config, directory, stop, workers) as entered:
+        admission = Admission(config, entered, outputs, kinds=kinds, fork=fork)
+        prepared = admission.through()
+        session = begin_session(
+            config,
+            directory,
+            entered.ledger,
+            prepared,
+            admission.resolved,
+            fork=fork,
+            died_in=entered.watchdog.died_in,
+        )
+        entered.watchdog.settle()
+        told = Noted(entered.held, observer)
+        night = Night(
+            config, directory, prepared, session, entered.pool, entered.watchdog, stop, told, (limit, only)
+        )
         return night.through(outputs)
 
 
@@ -200,13 +192,12 @@ class Night:
 
     def _read(self, sampler: DocumentSampler) -> None:
         """Enter every input in the ledger; it counts once all of them are. Raises SourceError."""
-        chosen, contents = self._source(), Contents()
+        contents = Contents()
         read_in(
-            sampler.watch(contents.watch(chosen)),
+            self._config.source,
+            self._source(),
             self._ledger.start_inventory(self._session.number),
-            source=self._config.source.paths,
-            stop=lambda: chosen.stop(lambda: names_in_order(self._config.source)),
-            max_rejects=self._config.source.max_rejects,
+            watch=lambda items: sampler.watch(contents.watch(items)),
             fields={name for task in self._prepared.tasks for name in task.job.fields},
             check=self._check,
             say=self._say_reading,

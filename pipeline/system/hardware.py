@@ -104,7 +104,8 @@ def disk_of(folder: Path) -> Disk:
 
 def existing_folder(folder: Path) -> Path:
     """``folder``, or the nearest one above it that is there."""
-    return next(parent for parent in (folder.absolute(), *folder.absolute().parents) if parent.is_dir())
+    above = (folder.absolute(), *folder.absolute().parents)
+    return next(place for place in above if os.path.isdir(place))  # noqa: PTH112  # a long name raises there
 
 
 _GROUPS, _OWN_GROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")

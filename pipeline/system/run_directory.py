@@ -56,13 +56,19 @@ class RunDirectory:
         return f"overnight reproduce {end}{shlex.quote(str(self.path))} {shlex.quote(document_id)}"
 
     def check(self) -> None:
-        """What ``create`` would find, without making anything. Raises UsageError."""
-        whole = self.path.absolute()
-        there = next(place for place in (whole, *whole.parents) if os.path.lexists(place))
-        if not there.is_dir():
-            raise UsageError(f"{self.path} cannot be a run directory: a file is in the way")
-        if not os.access(there, os.W_OK):
-            raise UsageError(f"the run directory {self.path} is not writable")
+        """Whether a run could use it now: it is made, and locked for a moment where runs have been; whatever
+        had to be made for that is gone again. Raises as ``locked`` and ``logging``.
+        """
+        missing = [place for place in (self.path, *self.path.parents) if not os.path.lexists(place)]
+        try:
+            self.create()
+            if self.lock.path.exists():
+                with self.locked("doctor"), self.logging():
+                    pass
+        finally:
+            for place in missing:
+                with contextlib.suppress(OSError):  # never made, or somebody uses it by now
+                    place.rmdir()
 
     def create(self) -> None:
         """Make the folder if need be. Raises UsageError when the place cannot hold one."""

@@ -116,14 +116,14 @@ class RunLock:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._path = folder / "lock"
+        self.path = folder / "lock"
 
     @contextmanager
     def held(self, command: str) -> Iterator[HeldLock]:
         """Hold it as ``overnight COMMAND``. Raises AlreadyRunning with its holder, UsageError where the file
         system has no locks, OSError.
         """
-        lock = FileLock(self._path, timeout=_PATIENCE_SECONDS, mode=0o600)
+        lock = FileLock(self.path, timeout=_PATIENCE_SECONDS, mode=0o600)
         try:
             lock.acquire(poll_interval=_PATIENCE_SECONDS / 10)
         except Timeout:
@@ -163,7 +163,7 @@ class RunLock:
         import fcntl  # where there is none, nothing of this program runs
 
         try:
-            descriptor = os.open(self._path, os.O_RDONLY)
+            descriptor = os.open(self.path, os.O_RDONLY)
         except OSError:
             return False
         try:

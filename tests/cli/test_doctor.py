@@ -43,7 +43,7 @@ def test_a_model_that_is_not_here_stops_the_night(tmp_path: Path) -> None:
     night = ANight(tmp_path, documents(4), extra={"model": {"id": str(a_model(tmp_path / "model"))}})
     (model,) = findings(night)["model"]
     assert model["level"] == "stop"
-    assert "weights" in model["message"]
+    assert "there is no safetensors file" in model["message"]
 
 
 def test_a_missing_source_stops_the_night(tmp_path: Path) -> None:
@@ -89,5 +89,5 @@ def test_time_is_told_and_a_deadline_that_is_too_near(tmp_path: Path, demo_model
 
 def test_an_installed_kind_that_cannot_be_used_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(registry._broken, "extract", "the kind of task 'extract' cannot be loaded")
-    (kind,) = [finding for finding in examine(None) if finding.name == "kinds"]
+    (kind,) = [finding for finding in examine(None).findings if finding.name == "kinds"]
     assert (kind.level, kind.sentence) == ("warn", "the kind of task 'extract' cannot be loaded")

@@ -85,7 +85,7 @@ def test_options_that_say_nothing_or_too_much_are_refused(
 def test_doctor_refuses_the_table_that_a_run_would_refuse(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("name,salary\nAda,1\n")
     night = a_night(tmp_path, str(tmp_path / "mine.csv"))
-    (found,) = [finding for finding in examine(night.config) if finding.name == "output"]
+    (found,) = [finding for finding in examine(night.config).findings if finding.name == "output"]
     assert found.level == "stop"
     assert "mine.csv exists and is not an earlier export of this run" in found.sentence
     done = night.run("-q")

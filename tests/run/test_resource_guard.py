@@ -58,7 +58,7 @@ def test_the_doctor_looks_at_the_floor(tmp_path: Path) -> None:
     for floor, level in (("0", {"ok", "warn"}), ("9999TB", {"stop"})):
         (found,) = [
             finding
-            for finding in examine(night.config, [f"run.keep_free_disk={floor}"])
+            for finding in examine(night.config, [f"run.keep_free_disk={floor}"]).findings
             if finding.name == "disk"
         ]
         assert found.level in level

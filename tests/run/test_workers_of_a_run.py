@@ -14,7 +14,7 @@ import pytest
 
 from pipeline.config import load_config
 from pipeline.results.export import export
-from pipeline.run import runner
+from pipeline.run import entered
 from pipeline.run.in_process_worker import in_process_workers
 from pipeline.run.runner import run
 from pipeline.run.worker_pool import WorkerPool
@@ -55,7 +55,7 @@ def test_several_workers_and_one_document_that_kills_them(
     assert run(load_config(clean.config), workers=in_process_workers).exit_code == 0
     night = ANight(tmp_path / "bad", [*rows[:9], {"id": "bad", "text": "POISON"}, *rows[9:]], TASKS[:1])
     script(monkeypatch, batch=1, faults=[{"text": "POISON", "do": "no such fault"}])
-    monkeypatch.setattr(runner, "WorkerPool", functools.partial(WorkerPool, size=3))
+    monkeypatch.setattr(entered, "WorkerPool", functools.partial(WorkerPool, size=3))
     assert run(load_config(night.config), workers=in_process_workers).exit_code == 3
     answers = {row["id"]: row for row in exported(night)}
     assert answers.pop("bad")["topic_status"] == "quarantined"

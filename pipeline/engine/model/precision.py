@@ -4,6 +4,7 @@ nothing left to a default.
 
 from __future__ import annotations
 
+import importlib.util
 import platform
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -145,6 +146,15 @@ def _refusal(error: Exception, config: ModelConfig) -> str:
             f"if you trust it"
         )
     return f"the configuration of {config.id} cannot be used by the installed transformers: {text}"
+
+
+def require_quantizer(config: ModelConfig) -> None:
+    """Look for the package that quantizes, without importing it. Raises ConfigError."""
+    if config.quantization != "none" and importlib.util.find_spec("bitsandbytes") is None:
+        raise ConfigError(
+            f"model.quantization is {config.quantization}, and bitsandbytes, which it takes, is not "
+            f"installed: pip install bitsandbytes, or set model.quantization: none"
+        )
 
 
 def quantization_config(quantization: str, dtype: str) -> Any:

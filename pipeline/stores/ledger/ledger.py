@@ -21,13 +21,12 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.exc import DatabaseError, OperationalError
 
-from pipeline.errors import JobChanged, LedgerError, UsageError
+from pipeline.errors import LedgerError, UsageError
 from pipeline.records import STATES, Generation, Outcome, Step, TaskJob, WorkId, pack_generation
 from pipeline.stores.ledger import gold_rows, view_rows
 from pipeline.stores.ledger.gold_rows import KeptLabel
 from pipeline.stores.ledger.inventory import Inventory
 from pipeline.stores.ledger.reader import RUNNER_DIED, LedgerReader, disk_refuses, stopped_by
-from pipeline.stores.ledger.same_task import same_task
 from pipeline.stores.ledger.schema import (
     attempts,
     connect,
@@ -42,7 +41,7 @@ from pipeline.stores.ledger.schema import (
     use_write_ahead_log,
     work,
 )
-from pipeline.stores.ledger.task_diff import describe_change
+from pipeline.stores.ledger.task_versions import found_again, refuse_changed, versions_of
 from pipeline.stores.ledger.upgrades import (
     check_format,
     missing_tables,
@@ -216,24 +215,15 @@ class Ledger(LedgerReader):
         Raises JobChanged with the differences of every changed task.
         """
         with self._writing() as connection:
-            refused = []
+            if not fork:
+                refuse_changed(connection, jobs)
             for job in jobs:
-                versions = connection.execute(
-                    sa.select(tasks).where(tasks.c.name == job.name).order_by(tasks.c.version)
-                ).all()
-                same = next((row for row in versions if same_task(row.identity, job.identity)), None)
-                if same is None and versions and not fork:
-                    active = next(row for row in versions if row.active)
-                    refused.append(describe_change(job.name, active.identity, job.identity))
-                elif same is None:
+                versions = versions_of(connection, job)
+                same = found_again(versions, job)
+                if same is None:
                     self._add_version(connection, job, len(versions) + 1)
                 else:
                     self._activate(connection, job.name, same.version)
-            if refused:
-                raise JobChanged(
-                    "this run directory holds answers to other questions:\n" + "\n".join(refused) + "\n"
-                    "Use another run.directory, or --fork to start the changed tasks beside the old ones."
-                )
         self._load_tasks()
 
     def _add_version(self, connection: sa.Connection, job: TaskJob, version: int) -> None:

@@ -5,7 +5,7 @@ the writer goes on.
 from __future__ import annotations
 
 import base64
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ from sqlalchemy.exc import DatabaseError, OperationalError
 
 from pipeline.config import upgraded
 from pipeline.errors import StoppedEarly
-from pipeline.records import WORKING, Generation, unpack_generation
+from pipeline.records import WORKING, Generation, TaskJob, unpack_generation
 from pipeline.stores.ledger import gold_rows, queries, view_rows
 from pipeline.stores.ledger.gold_rows import KeptLabel
 from pipeline.stores.ledger.queries import (
@@ -26,6 +26,7 @@ from pipeline.stores.ledger.queries import (
     TaskRow,
 )
 from pipeline.stores.ledger.schema import attempts, meta, replies, runs, work
+from pipeline.stores.ledger.task_versions import refuse_changed
 from pipeline.stores.ledger.view_rows import ShownView, ViewRow
 from pipeline.system.atomic_write import disk_fails, disk_is_full, says_full
 from pipeline.system.run_lock import RUN, RunLock
@@ -129,6 +130,12 @@ class LedgerReader:
         """The active tasks, in the order in which they came."""
         with self._reading() as connection:
             return queries.active_tasks(connection)
+
+    def check_tasks(self, jobs: Sequence[TaskJob], *, fork: bool) -> None:
+        """Whether a run may ask ``jobs``. Raises JobChanged, unless it is to ``fork``."""
+        if not fork:
+            with self._reading() as connection:
+                refuse_changed(connection, jobs)
 
     def rejects(self) -> Iterator[dict[str, Any]]:
         """Rejected rows of the latest inventory, in reading order."""
