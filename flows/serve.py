@@ -31,7 +31,7 @@ from flows.connection import require_server
 from flows.kinds import flows
 from flows.orphans import looking_after_orphans
 from flows.patience import outlive_the_server
-from flows.standing_aside import stand_aside
+from flows.standing_aside import standing_aside
 from pipeline.config import load_config
 from pipeline.errors import EXIT_DONE, OvernightError, UsageError
 from pipeline.system.standard_streams import forgive
@@ -96,8 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(served: list[RunnerDeployment], asked: argparse.Namespace, address: str) -> None:
     outlive_the_server()
-    stand_aside()
-    with claiming() as claims, looking_after_orphans(claims):
+    with standing_aside(), claiming() as claims, looking_after_orphans(claims):
         claim_before_taking(claims)
         runner = Runner(name=NAME)
         for deployment in served:

@@ -8,20 +8,30 @@ themselves, which paths in configurations are relative to.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from prefect.settings import PREFECT_HOME, temporary_settings
 
 from pipeline.system.child_python import environment
 
 _FOLDER = "OVERNIGHT_SERVED_IN"
 
 
-def stand_aside() -> None:
+@contextmanager
+def standing_aside() -> Iterator[None]:
     """Leave the working directory to this process's runs, in their environment, and go where this program
-    lies.
+    lies. Prefect's home stays where it is, also one that is relative to the folder left.
     """
     places = [str(Path(place).absolute()) for place in environment()["PYTHONPATH"].split(os.pathsep)]
-    os.environ.update({_FOLDER: str(Path.cwd()), "PYTHONPATH": os.pathsep.join(places)})
-    os.chdir(Path(__file__).resolve().parents[1])
+    home = Path(PREFECT_HOME.value()).absolute()
+    with temporary_settings({PREFECT_HOME: home}):  # of this process, and of those that it starts
+        os.environ.update(
+            {_FOLDER: str(Path.cwd()), "PYTHONPATH": os.pathsep.join(places), "PREFECT_HOME": str(home)}
+        )
+        os.chdir(Path(__file__).resolve().parents[1])
+        yield
 
 
 def go_back() -> None:

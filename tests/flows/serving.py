@@ -166,12 +166,15 @@ class Server:
 
 @dataclass
 class Serving:
-    """``overnight serve`` for one night's configuration, started in the folder ``cwd``."""
+    """``overnight serve`` for one night's configuration, started in the folder ``cwd``, with Prefect's home
+    at ``home``, which may be relative to that.
+    """
 
     server: Server
     night: ANight
     arguments: tuple[str, ...] = ("--cron", "none")
     cwd: Path = ROOT
+    home: str | None = None  # of Prefect, if it is another one than the server's
     process: subprocess.Popen[bytes] = field(init=False)
 
     def __enter__(self) -> Self:
@@ -195,7 +198,8 @@ class Serving:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {**self.night.environment, **self.server.environment}
+        own = {} if self.home is None else {"PREFECT_HOME": self.home}
+        return {**self.night.environment, **self.server.environment, **own}
 
     @property
     def log(self) -> Path:
@@ -242,6 +246,12 @@ class Serving:
     def wait_done(self, task: str, count: int) -> None:
         """Until the run directory holds ``count`` answers of ``task``."""
         wait_for(lambda: done_count(self.night, task) >= count)
+
+    def die_after(self, task: str, count: int) -> None:
+        """Be killed, alone and at once, when so many answers of ``task`` are there."""
+        self.wait_done(task, count)
+        self.process.kill()
+        self.process.wait()
 
 
 def a_project_of_its_own(folder: Path) -> Path:

@@ -4,6 +4,7 @@ the endings.
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import signal
@@ -14,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.flows.serving import Server, Serving, a_project_of_its_own, wait_for
+from tests.flows.serving import ROOT, Server, Serving, a_project_of_its_own, wait_for
 from tests.nights import ANight, documents, no_process_left
 
 pytestmark = pytest.mark.timeout(400)
@@ -67,6 +68,12 @@ def test_kill_everything_and_start_again(server: Server, tmp_path: Path) -> None
     assert re.fullmatch(r"label: (\d+) of \1 done", shown["label-progress"]["description"])
     assert "## Task topic" in shown["label-report"]["data"]
     assert "summary" not in shown["label-report"]["data"]
+
+
+def _rows(table: Path) -> list[str]:
+    """What a run has left of each document in the table of its configuration."""
+    with table.open(encoding="utf-8", newline="") as stream:
+        return [f"{row['id']} {row['topic_status']}" for row in csv.DictReader(stream)]
 
 
 def _form_and_schedule(server: Server, night: ANight) -> None:
@@ -164,9 +171,7 @@ def test_a_run_outlives_its_serving_process(server: Server, tmp_path: Path) -> N
     night = a_night(tmp_path, count=100, seconds=0.5)
     with Serving(server, night) as serving:
         run = serving.ask_for("label")
-        serving.wait_done("topic", 2)
-        serving.process.kill()
-        serving.process.wait()
+        serving.die_after("topic", 2)
         with Serving(server, night):  # which leaves it alone
             assert server.wait_ended(run, 240) == ("COMPLETED", "Completed")
     assert answers(night, "topic") == 100
@@ -177,9 +182,7 @@ def test_a_run_that_has_outlived_its_serving_process_is_cancelled(server: Server
     night = a_night(tmp_path, count=400, seconds=0.3)
     with Serving(server, night) as serving:
         run = serving.ask_for("label")
-        serving.wait_done("topic", 2)
-        serving.process.kill()
-        serving.process.wait()
+        serving.die_after("topic", 2)
         with Serving(server, night):
             server.cancel(run)
             assert server.wait_ended(run, 90) == ("CANCELLED", "Cancelled")
@@ -223,20 +226,27 @@ def test_ending_the_serving_process_stops_cleanly(server: Server, tmp_path: Path
 
 @pytest.mark.full
 def test_names_of_the_endings(server: Server, tmp_path: Path) -> None:
-    night = a_night(tmp_path, count=6, seconds=0, faults=[{"text": "POISON", "do": "raise"}])
+    script = {"seconds": 0, "faults": [{"text": "POISON", "do": "raise"}]}
+    table = tmp_path / "tables" / "night.csv"
+    night = ANight(tmp_path, documents(6, longest=6), script=script, extra={"run": {"output": str(table)}})
     night.rows[2]["text"] += " POISON"
     night.write_source(night.rows)
-    with Serving(server, night) as serving:
+    with Serving(server, night, cwd=tmp_path, home="prefect home") as serving:
         limited = serving.ask_for("label", limit=2)
         assert server.wait_ended(limited) == ("COMPLETED", "LimitReached"), serving.output
+        assert _rows(table) == ["d0000 done", "d0001 done"]
+        assert f"Table: {table} (2 rows)." in server.flow_run(limited)["state"]["message"]
         failed = serving.ask_for("label")
         assert server.wait_ended(failed) == ("COMPLETED", "CompletedWithFailures"), serving.output
         assert "1 failed" in server.flow_run(failed)["state"]["message"]
+        assert _rows(table) == [f"d000{n} {'failed' if n == 2 else 'done'}" for n in range(6)]
         mistaken = serving.ask_for("label", overrides=["tasks.topic.labels=[one]"])
         assert server.wait_ended(mistaken) == ("FAILED", "Failed")
         assert "one label leaves nothing to choose" in server.flow_run(mistaken)["state"]["message"]
         assert "Traceback" not in serving.output
         assert serving.process.poll() is None
+        assert list((tmp_path / "prefect home" / "overnight").glob("*/*/lock"))
+        assert not (ROOT / "prefect home").exists()
     assert answers(night, "topic") == 5
 
 
