@@ -15,6 +15,9 @@ import pytest
 from pipeline.errors import UsageError
 from pipeline.results.calibrate import calibrate_run
 from pipeline.results.evaluate import evaluate
+from pipeline.results.export import export
+from pipeline.results.report import build_report, render_markdown
+from pipeline.results.report.evaluation import keep_evaluation
 from pipeline.stores.ledger.ledger import Ledger
 from pipeline.system.run_directory import LEDGER
 from tests.programs import overnight
@@ -76,6 +79,53 @@ def test_views_are_judged_by_number(tmp_path: Path) -> None:
     raw = _evaluate(tmp_path, gold=gold, view=0)["tasks"]["topic"]
     assert (latest["view"], raw["view"]) == (1, 0)
     assert latest["headline"]["accuracy"]["value"] > raw["headline"]["accuracy"]["value"] + 0.1
+
+
+def _kept(folder: Path, **options: Any) -> float:
+    """The accuracy that ``overnight evaluate`` tells, once it is kept for the report."""
+    facts = _evaluate(folder, **options)
+    keep_evaluation(folder / "run", facts)
+    accuracy: float = facts["tasks"]["topic"]["headline"]["accuracy"]["value"]
+    return accuracy
+
+
+def _reported(folder: Path) -> tuple[float | None, str]:
+    """The accuracy in the report, None where it shows none; and its words."""
+    with Ledger.open(folder / "run" / LEDGER, write=False) as ledger:
+        facts = build_report(ledger, folder / "run")
+    words = render_markdown(facts)
+    task = facts["evaluation"]["tasks"].get("topic")
+    assert ("| accuracy |" in words) == (task is not None)
+    return None if task is None else task["headline"]["accuracy"]["value"], words
+
+
+def _exported(folder: Path, truth: dict[str, str]) -> float:
+    """The share of the export's answers that are right."""
+    with Ledger.open(folder / "run" / LEDGER, write=False) as ledger:
+        export(ledger, folder / "out.jsonl")
+    rows = [json.loads(line) for line in (folder / "out.jsonl").read_text(encoding="utf-8").splitlines()]
+    return sum(row["topic"] == truth[row["id"]] for row in rows) / len(rows)
+
+
+def test_figures_are_of_the_view_that_is_shown(tmp_path: Path) -> None:
+    """On the terminal and in the report, beside the answers that the export has."""
+    truth = finished(tmp_path, 400)
+    gold = gold_file(tmp_path / "gold.jsonl", truth)
+    raw = _kept(tmp_path, gold=gold)
+    assert _reported(tmp_path)[0] == raw == pytest.approx(_exported(tmp_path, truth))
+    _calibrate(tmp_path, method="batch")
+    figure, words = _reported(tmp_path)
+    assert figure is None
+    assert "topic: what the model said itself was judged, which is not what is shown" in words
+    calibrated = _kept(tmp_path, gold=gold)
+    assert _reported(tmp_path)[0] == calibrated == pytest.approx(_exported(tmp_path, truth))
+    assert calibrated > raw + 0.1
+    _calibrate(tmp_path, method="none")
+    assert _kept(tmp_path, gold=gold, view=1) == calibrated
+    figure, words = _reported(tmp_path)
+    assert figure is None
+    assert "topic: view 1 was judged, which is not what is shown" in words
+    assert _kept(tmp_path, gold=gold) == _reported(tmp_path)[0] == pytest.approx(raw)
 
 
 def test_labels_a_view_was_fitted_on_are_judged_by_cross_validation(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -73,3 +75,31 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
             return list(csv.DictReader(stream, delimiter="\t" if path.suffix == ".tsv" else ","))
     rows: list[dict[str, Any]] = pq.read_table(path).to_pylist(maps_as_pydicts="strict")
     return rows
+
+
+_GROWN = """
+import resource, sys
+from pathlib import Path
+import pyarrow.parquet
+from pipeline.results.export import Layout, export
+from pipeline.stores.ledger.ledger import Ledger
+
+def peak_bytes():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+out = Path(sys.argv[2])
+with Ledger.open(Path(sys.argv[1]), write=False) as ledger:
+    {first}
+    before = peak_bytes()
+    {then}
+print(peak_bytes() - before)
+"""
+
+
+def memory_grown(ledger: Path, first: str, then: str, out: Path) -> int:
+    """Bytes by which a process grows that has done ``first`` and does ``then``, both Python over an open
+    ``ledger`` and a place ``out``.
+    """
+    command = [sys.executable, "-c", _GROWN.format(first=first, then=then), str(ledger), str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
+    return int(done.stdout)

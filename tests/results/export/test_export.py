@@ -3,8 +3,6 @@ from __future__ import annotations
 import csv
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from pipeline.results.export import Layout, export
 from pipeline.results.export.places import check_output
 from pipeline.stores.ledger.ledger import Ledger
 from pipeline.system.escape import spreadsheet_text
+from tests.results.export.runs import memory_grown
 from tests.stores.ledger.ledgers import begun, document, documents, done, failed, job, read
 from tests.tiers import quick
 
@@ -345,16 +344,5 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("ending", quick(ENDINGS, "parquet"))
 def test_memory_does_not_hold_the_answers(large: Path, tmp_path: Path, ending: str) -> None:
-    program = (
-        "import resource, sys; from pathlib import Path; import pyarrow.parquet; from "
-        "pipeline.results.export import export; "
-        "from pipeline.stores.ledger.ledger import Ledger\n"
-        "with Ledger.open(Path(sys.argv[1]), write=False) as ledger:\n"
-        "    sum(1 for row in ledger.rows())\n"
-        "    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "    export(ledger, Path(sys.argv[2]))\n"
-        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)"
-    )
-    command = [sys.executable, "-c", program, str(large), str(tmp_path / f"out.{ending}")]
-    grown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
-    assert int(grown.stdout) < 60e6
+    first = "sum(1 for row in ledger.rows())"
+    assert memory_grown(large, first, "export(ledger, out)", tmp_path / f"out.{ending}") < 60e6

@@ -3,8 +3,6 @@ from __future__ import annotations
 import datetime
 import decimal
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ import pytest
 from pipeline.errors import UsageError
 from pipeline.results.export import Layout, export
 from pipeline.stores.ledger.ledger import Ledger
-from tests.results.export.runs import ALL, answered, rows_of, table
+from tests.results.export.runs import ALL, answered, memory_grown, rows_of, table
 from tests.sources.reading import json_lines, packed, put
 from tests.tiers import quick
 
@@ -321,25 +319,9 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("ending", quick(["jsonl", "parquet"], "parquet"))
 def test_memory_does_not_hold_the_source(large: Path, tmp_path: Path, ending: str) -> None:
-    program = (
-        "import resource, sys; from pathlib import Path; import pyarrow.parquet\n"
-        "from pipeline.results.export import Layout, export\n"
-        "from pipeline.stores.ledger.ledger import Ledger\n"
-        "with Ledger.open(Path(sys.argv[1]), write=False) as ledger:\n"
-        "    export(ledger, Path(sys.argv[2] + '.plain.jsonl'), Layout(fields=('n',)))\n"
-        "    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "    export(ledger, Path(sys.argv[2]), Layout(fields=None))\n"
-        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)"
-    )
     ledger, out = large / "run" / "ledger.sqlite", tmp_path / f"out.{ending}"
-    grown = subprocess.run(
-        [sys.executable, "-c", program, str(ledger), str(out)],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=Path(__file__).parents[3],
-    )
-    assert int(grown.stdout) < 60e6
+    first = "export(ledger, Path(f'{out}.plain.jsonl'), Layout(fields=('n',)))"
+    assert memory_grown(ledger, first, "export(ledger, out, Layout(fields=None))", out) < 60e6
     with Ledger.open(ledger, write=False) as opened:
         assert opened.count_rows() == 3000
     if ending == "jsonl":
