@@ -51,9 +51,8 @@ def said_by_the_doctor(night: ANight, overrides: Sequence[str]) -> tuple[int, li
 
 
 def same(*sentences: str) -> list[str]:
-    """Without what is free at the moment, and where a worker is on its way."""
-    free, worker = r"^[0-9.,]+ \w+ (?=of memory|are free)", r", with(out)? [^;]*(?=; close other programs)"
-    return [re.sub(f"{free}|{worker}", "", sentence) for sentence in sentences]
+    """Without what is free at the moment."""
+    return [re.sub(r"^[0-9.,]+ \w+ (?=are free)", "", sentence) for sentence in sentences]
 
 
 def lying_there(folder: Path) -> dict[str, bytes]:
@@ -275,7 +274,6 @@ CASES: dict[str, Case] = {
     ),
     # the machine
     "disk below its floor": Case(75, "run.keep_free_disk", ("run.keep_free_disk=9999TB",)),
-    "memory below its floor": Case(75, "run.keep_free_memory", ("run.keep_free_memory=9999TB",)),
     # nothing
     "nothing wrong": Case(0, "done"),
     "nothing wrong and nothing left to do": Case(0, "done", finished=True),
