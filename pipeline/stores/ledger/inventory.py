@@ -20,7 +20,7 @@ from sqlalchemy.dialects.sqlite import Insert, insert
 
 from pipeline.records import Document, Reject, TaskJob, is_blank
 from pipeline.stores.ledger.queries import presence
-from pipeline.stores.ledger.schema import inputs, inventories, rejects, storable, work
+from pipeline.stores.ledger.schema import in_reading, inputs, inventories, rejects, storable, work
 from pipeline.stores.ledger.unread import UNREADABLE, Kept, Stop, edited, kept_rows
 
 _ROWS_PER_COMMIT = 16_384
@@ -138,7 +138,7 @@ class Inventory:
             some = distinct[begin : begin + 500]
             query = (
                 sa.select(inputs.c.document_key, sa.func.count().label("rows"))
-                .where(inputs.c.document_key.in_(some), inputs.c.inventory_id == self._id)
+                .where(inputs.c.document_key.in_(some), in_reading(inputs, self._id))
                 .group_by(inputs.c.document_key)
             )
             counted.update({row.document_key: row.rows for row in connection.execute(query)})
@@ -219,10 +219,10 @@ class Inventory:
         answered = set()
         for task_id, job in self._jobs:
             keys = {job.key_of(row["document_key"], row["fields"] or {}): row["document_key"] for row in rows}
-            query = sa.select(work.c.key).where(
-                work.c.task_id == task_id, work.c.key.in_(list(keys)), work.c.state.in_(_FINISHED)
-            )
-            answered |= {keys[key] for key in connection.execute(query).scalars()}
+            mine = (work.c.task_id == task_id, work.c.key.in_(list(keys)))
+            # states are looked at here: with them, SQLite would go through all that is finished
+            states = connection.execute(sa.select(work.c.key, work.c.state).where(*mine))
+            answered |= {keys[key] for key, state in states if state in _FINISHED}
         return answered
 
 

@@ -13,9 +13,11 @@ from typing import Any
 from sqlalchemy import (
     JSON,
     Column,
+    ColumnElement,
     Engine,
     Float,
     ForeignKey,
+    FromClause,
     Index,
     Integer,
     LargeBinary,
@@ -44,6 +46,13 @@ class Text(TypeDecorator[str]):
     def process_bind_param(self, value: str | None, _: Any) -> str | None:
         """What is stored for ``value``."""
         return value if value is None else storable(value)
+
+
+def in_reading(table: FromClause, reading: int) -> ColumnElement[bool]:
+    """Whether a row of ``inputs`` is of that reading, where the rows are found by something else: given both,
+    SQLite takes the index of readings, and goes through a whole one for a few rows.
+    """
+    return table.c.inventory_id + 0 == reading
 
 
 def storable(text: str) -> str:

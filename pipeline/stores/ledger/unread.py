@@ -20,7 +20,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from pipeline.records import Document
-from pipeline.stores.ledger.schema import inputs
+from pipeline.stores.ledger.schema import in_reading, inputs
 
 UNREADABLE = "unreadable"
 LEFT_OUT = "left out"
@@ -64,7 +64,19 @@ _old = sa.Table(
     sa.Column("found", sa.Integer),
     prefixes=["TEMPORARY"],
 )
-# Those of them that stay, in the order in which they were decided on; without an ``ordinal``: at the end.
+# The rows that were seen now; each ``nth`` of its document in its file.
+_new = sa.Table(
+    "rows_now",
+    _scratch,
+    sa.Column("file", sa.Text, primary_key=True),
+    sa.Column("document_key", sa.Text, primary_key=True),
+    sa.Column("nth", sa.Integer, primary_key=True),
+    sa.Column("ordinal", sa.Integer, nullable=False),
+    prefixes=["TEMPORARY"],
+    sqlite_with_rowid=False,
+)
+# Those of the rows before that stay, in the order in which they were decided on; without an ``ordinal``: at
+# the end.
 _staying = sa.Table(
     "rows_staying",
     _scratch,
@@ -219,10 +231,10 @@ def edited(connection: sa.Connection, before: int, now: int, rows: Sequence[int]
     old, new, known = inputs.alias(), inputs.alias(), inputs.alias()
     was_there = sa.exists().where(
         known.c.document_key == new.c.document_key,
-        known.c.inventory_id == before,
+        in_reading(known, before),
         known.c.file == new.c.file,
     )
-    again = (new.c.id == old.c.id) & (new.c.file == old.c.file) & (new.c.inventory_id == now)
+    again = (new.c.id == old.c.id) & (new.c.file == old.c.file) & in_reading(new, now)
     query = sa.select(old.c.number).join(new, again).where(old.c.number.in_(rows), ~was_there)
     return set(connection.execute(query).scalars())
 
@@ -240,11 +252,15 @@ def _old_files(
         query = sa.select(*_TOLD_BY, nth).where(inputs.c.inventory_id == reading)
         return (query if names is None else query.where(_among(names))).cte()
 
-    old, new = counted(before), counted(now)
-    same = (old.c.file == new.c.file) & (old.c.document_key == new.c.document_key) & (old.c.nth == new.c.nth)
+    seen, old = counted(now), counted(before)
+    columns = [column.name for column in _new.c]
+    connection.execute(_new.insert().from_select(columns, sa.select(*(seen.c[name] for name in columns))))
+    same = (
+        (_new.c.file == old.c.file) & (_new.c.document_key == old.c.document_key) & (_new.c.nth == old.c.nth)
+    )
     rows = sa.select(
-        old.c.number, old.c.file, old.c.line, sa.func.coalesce(old.c.offset, 0), new.c.ordinal
-    ).select_from(old.outerjoin(new, same))
+        old.c.number, old.c.file, old.c.line, sa.func.coalesce(old.c.offset, 0), _new.c.ordinal
+    ).select_from(old.outerjoin(_new, same))
     columns = ["number", "file", "line", "offset", "found"]
     connection.execute(_old.insert().from_select(columns, rows.order_by(old.c.file, *in_order(old))))
     place = _old.c.place

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.records import Reject
 from pipeline.stores.ledger.ledger import Ledger
+from pipeline.stores.ledger.unread import Stop
 from tests.stores.ledger.ledgers import begun, documents, done
 
 _ROWS = 100_000
@@ -97,6 +99,39 @@ def test_the_cost_of_a_group_does_not_grow_with_the_collection(tmp_path: Path) -
     few, many = _instructions(tmp_path / "few", 1_000), _instructions(tmp_path / "many", 16_000)
     assert all(few.values())
     assert all(many[name] <= 1.5 * few[name] for name in few), (few, many)
+
+
+def _closing(path: Path, rows: int, *, breaks: bool) -> int:
+    """Thousands of SQLite's instructions that a reading takes which has seen half of so many rows: up to a
+    place where the file breaks, or where it was to stop.
+    """
+    counted = 0
+
+    def count() -> int:
+        nonlocal counted
+        counted += 1
+        return 0
+
+    with Ledger.open(path, write=True) as ledger:
+        everything = documents(rows)
+        run = begun(ledger, everything)
+        ledger.finish(run, [done("topic", row.key) for row in everything])
+        with closing(ledger._engine.raw_connection()) as connection:
+            # a connection of sqlite3
+            connection.driver_connection.set_progress_handler(count, 1000)  # type: ignore[union-attr]
+        inventory = ledger.start_inventory(ledger.begin_run({}))
+        half = everything[: rows // 2]
+        inventory.enter([*half, Reject(half[-1].origin, "cut", ends_file=True)] if breaks else half)
+        inventory.finish(None if breaks else Stop(everything[rows // 2]))
+        status = ledger.status()
+        assert (status.unreadable_rows if breaks else status.left_out_rows) == rows - rows // 2
+    return counted
+
+
+@pytest.mark.parametrize("breaks", [True, False])
+def test_the_cost_of_rows_that_stay_unseen_grows_as_they_do(tmp_path: Path, breaks: bool) -> None:
+    few, many = (_closing(tmp_path / str(rows), rows, breaks=breaks) for rows in (1_000, 4_000))
+    assert many < 6 * few, (few, many)
 
 
 @pytest.mark.full
