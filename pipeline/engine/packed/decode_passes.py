@@ -91,7 +91,8 @@ class DecodePasses:
         return (
             0 < len(feeds) <= self._buffer.rows
             and self._knows_last
-            and all(feed.decodes for feed in feeds)
+            # one token of a prompt that goes on is asked for nothing
+            and all(feed.decodes and feed.logits for feed in feeds)
             and len({_beginning(feed) for feed in feeds}) == 1
             and (feeds[0].row.seen is None or len(feeds[0].row.seen.chain) == 1)
         )
