@@ -284,11 +284,12 @@ class Plan:
 
     ``batch_tokens`` bounds rows × longest row of a batch (prompt plus new tokens); ``lossy_last_resort``
     allows a cache in 8-bit numbers for a document that does not fit otherwise; ``unpacked`` are (out, in)
-    of weights in 4 bits that are unpacked once, when they are loaded; ``recording_bytes`` of a card are
-    for recorded passes (CUDA graphs), None sets no bound; ``streaming`` is for weights that do not fit,
-    else None; ``cards`` are the names of the graphics cards that it counts on, none where the processor
-    computes; ``weights`` is where each part of the model goes, None where they are streamed or the loader
-    is to find out; ``reasons`` say in sentences why.
+    of weights in 4 bits that are unpacked once, when they are loaded; ``pass_logits`` are the most
+    positions whose logits one packed pass is asked for, unless one request alone asks for more, and
+    ``recording_bytes`` of a card are for recorded passes (CUDA graphs), None sets no bound; ``streaming``
+    is for weights that do not fit, else None; ``cards`` are the names of the graphics cards that it counts
+    on, none where the processor computes; ``weights`` is where each part of the model goes, None where they
+    are streamed or the loader is to find out; ``reasons`` say in sentences why.
     """
 
     dtype: str
@@ -303,6 +304,7 @@ class Plan:
     threads: int | None = None
     lossy_last_resort: bool = False
     unpacked: tuple[tuple[int, int], ...] = ()
+    pass_logits: int | None = None
     recording_bytes: int | None = None
     streaming: Streaming | None = None
     cards: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pipeline.planner.advice import next_steps, warnings_about
 from pipeline.planner.budget import Need, Place, Room, Wish, rooms
 from pipeline.planner.duration import TaskTime, Timing, moved_bytes
-from pipeline.planner.memory_peak import pass_bytes, peaks_of
+from pipeline.planner.memory_peak import pass_bytes, pass_logits, peaks_of
 from pipeline.planner.model.shape import ModelShape
 from pipeline.planner.pass_time import useful_bytes
 from pipeline.planner.paying_rows import paying_rows
@@ -41,7 +41,7 @@ class Forecast:
     of them. ``store_bytes`` are all documents' caches as the store would keep them, ``disk_peak_bytes`` those
     that it will. ``sweep`` where weights are streamed, ``split`` where each block has its device;
     ``most_rows`` are those worth decoding together, whatever fits; ``chunk_tokens`` those of a pass over
-    prompts. ``unpacked`` are shapes of weights that
+    prompts, ``pass_logits`` the most positions that it predicts at. ``unpacked`` are shapes of weights that
     are kept in 16 bits. ``bandwidth_share``: what a step makes use of (weights once, valid caches once) of
     the bandwidth that a card's data sheet gives, by the prediction. ``reasons`` follow the decision in order;
     ``next_steps`` say what would have to change for the next better one.
@@ -53,6 +53,7 @@ class Forecast:
     rows: int
     most_rows: int
     chunk_tokens: int
+    pass_logits: int
     context_tokens: int
     vram_peak_bytes: int
     ram_peak_bytes: int
@@ -136,6 +137,7 @@ def _decided(shape: ModelShape, hardware: Hardware, wish: Wish, have: Room) -> F
         rows=rows,
         most_rows=most_rows,
         chunk_tokens=chunk,
+        pass_logits=pass_logits(shape, wish, have, peaks.activations),
         context_tokens=wish.context_tokens,
         vram_peak_bytes=peaks.vram,
         ram_peak_bytes=peaks.ram + _queued(shape, wish, have, kept, tokens),

@@ -171,6 +171,14 @@ def logits_bytes(shape: ModelShape, positions: int) -> int:
     return positions * shape.vocabulary * _LOGITS_BYTES
 
 
+def positions_within(shape: ModelShape, dtype: str, free_bytes: int) -> int:
+    """The most positions whose logits take ``free_bytes`` where they are computed: in ``dtype`` and in
+    float32 at once.
+    """
+    copied = 0 if dtype == "float32" else dtype_bytes(dtype)
+    return free_bytes // (shape.vocabulary * (_LOGITS_BYTES + copied))
+
+
 def pool_bytes(shape: ModelShape, dtype: str, rows: int, batch_tokens: int) -> int:
     """What is allocated on a card for the keys and values of all rows together: every token in every layer, a
     page for nobody; and the states that rows keep.

@@ -17,6 +17,7 @@ from pipeline.planner.memory import (
     logits_bytes,
     mapped_bytes,
     pool_bytes,
+    positions_within,
     rows_bytes,
     stored,
     with_pieces,
@@ -120,6 +121,14 @@ def _cache(shape: ModelShape, wish: Wish, need: Need, place: str, rows: int) -> 
     )
     shared = {question.shared_tokens for question in questions if question.shared_tokens}
     return cache + sum(shape.kv_bytes(tokens, wish.dtype) for tokens in shared)
+
+
+def pass_logits(shape: ModelShape, wish: Wish, have: Room, activation_bytes: int) -> int:
+    """Positions whose logits one pass may be asked for, so that they take no more of a device than the
+    ``activation_bytes`` that are counted; at least those of any one question.
+    """
+    within = positions_within(shape, wish.dtype, activation_bytes // have.devices)
+    return max(1, within, *(question.logits for question in wish.questions))
 
 
 def pass_bytes(shape: ModelShape, wish: Wish, have: Room, need: Need, chunk_tokens: int, rows: int) -> int:

@@ -113,6 +113,7 @@ def plan_of(
         kv_bytes_per_token=shape.kv_bytes_per_token(dtype),
         threads=config.engine.threads or hardware.cores,
         lossy_last_resort=config.kv_cache.lossy_last_resort,
+        pass_logits=forecast.pass_logits,
         recording_bytes=forecast.recording_bytes if on_card else None,
         unpacked=forecast.unpacked,
         streaming=Streaming(

@@ -65,5 +65,11 @@ def test_what_fits_is_no_larger_than_the_card(
     machine = described([f"{size}GiB" for size in cards], "64GiB", disk="nvme:500GB")
     wish = Wish(quantization, "bfloat16", context, rows=rows, loads=loads, cache_place=placement)  # type: ignore[arg-type]
     forecast = decide(shape, machine, wish)
+    asked = max((question.logits for question in wish.questions), default=1)
+    in_both_types = 6 * shape.vocabulary
+    assert asked <= forecast.pass_logits
+    assert forecast.pass_logits == asked or (
+        forecast.pass_logits * in_both_types <= forecast.activation_bytes
+    )
     if forecast.fits:
         assert forecast.vram_peak_bytes <= machine.vram_bytes

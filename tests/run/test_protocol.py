@@ -80,6 +80,7 @@ PLANS = st.builds(
     kv_bytes_per_token=st.integers(0, 2**40),
     threads=st.none() | st.integers(1, 64),
     lossy_last_resort=st.booleans(),
+    pass_logits=st.none() | st.integers(1, 2**40),
     streaming=st.none()
     | st.builds(
         Streaming,

@@ -82,6 +82,11 @@ class LabelAnswer:
         return self._search is not None
 
     @property
+    def nodes(self) -> list[int]:
+        """Those that its search asks for, with their ancestors."""
+        return sorted({above for node in self._asked for above in self._tree.trie.ancestors(node)})
+
+    @property
     def _first(self) -> bool:
         return self._search is None or not self._search.known_root
 
@@ -94,11 +99,10 @@ class LabelAnswer:
         return Feed(row, tokens, keep, (last, *nodes), self._tree.trie, self._asked)
 
     def feed(self, row: Row) -> Feed:
-        """The nodes that its search asks for, with their ancestors."""
-        trie = self._tree.trie
-        nodes = sorted({above for node in self._asked for above in trie.ancestors(node)})
+        """What its search asks for."""
+        nodes = self.nodes
         wanted = [nodes.index(node) for node in self._asked]
-        return Feed(row, (), keep=False, logits=wanted, trie=trie, nodes=nodes)
+        return Feed(row, (), keep=False, logits=wanted, trie=self._tree.trie, nodes=nodes)
 
     def feed_late(self, _row: Row, _place: int) -> Feed | None:
         """None: what is left of its tree, if anything, depends on the pass under way."""

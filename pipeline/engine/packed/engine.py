@@ -67,8 +67,9 @@ class PackedEngine:
         self._texts, self._trees = TextCheckpoints(reuse), LabelTrees()
         # of rows that decode; those that are only read leave with their pass
         self._ramp = BatchSizeRamp(plan.max_batch_rows)
-        budget = Budget(plan.max_batch_rows, plan.prefill_chunk_tokens, pages, self._ramp.rows)
-        self._scheduler = Scheduler(budget)
+        self._scheduler = Scheduler(
+            Budget(plan.max_batch_rows, plan.prefill_chunk_tokens, pages, self._ramp.rows, plan.pass_logits)
+        )
         self._requests: dict[int, Request] = {}
         self._running: dict[int, Running] = {}
         self._read_for: dict[int, int] = {}  # tokens of beginnings, by the request that had them computed
@@ -289,6 +290,8 @@ class PackedEngine:
             # first of all: whatever fails while it leaves, it is answered
             finished.append(_generation(found.running, self._read_for.get(number, 0), answer))
             self._leave(number)
+        elif isinstance(found.running.answer, LabelAnswer):
+            self._scheduler.search(number, len(found.running.answer.nodes))
 
     # ── leaving ─────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -16,7 +16,7 @@ from pipeline.engine.sampling.choice import choose
 from pipeline.engine.sampling.sampler import TokenSampler
 from pipeline.engine.transfers import Arrival, sent
 
-_ROWS_AT_ONCE = 512  # of logits that are normalized: what that takes beside them is bounded
+_ROWS_AT_ONCE = 128  # of logits that are normalized: what that takes beside them is bounded
 
 
 @dataclass(frozen=True, slots=True)

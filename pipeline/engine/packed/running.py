@@ -11,13 +11,14 @@ from pipeline.engine.packed.sequence import Sequence
 
 class RunningSequences:
     """By number, in the order in which they were admitted. ``pages`` are their own, ``decoding`` of them
-    write text, ``reading_tokens`` are still to be read, label trees that ride along included.
+    write text, ``reading_tokens`` are still to be read, label trees that ride along included; their next
+    answers are found at ``logits`` positions.
 
     What is summed must change through this class alone.
     """
 
     def __init__(self) -> None:
-        self.pages = self.decoding = self.reading_tokens = 0
+        self.pages = self.decoding = self.reading_tokens = self.logits = 0
         self._sequences: dict[int, Sequence] = {}
 
     def __len__(self) -> int:
@@ -50,11 +51,22 @@ class RunningSequences:
     def read(self, number: int, tokens: int) -> None:
         """So many tokens less are to be read of it; fewer than none where there are more."""
         sequence = self._sequences[number]
-        self.reading_tokens -= sequence.reading_tokens
+        self._count_reading(sequence, -1)
         sequence.unread -= tokens
-        self.reading_tokens += sequence.reading_tokens
+        self._count_reading(sequence, 1)
+
+    def search(self, number: int, nodes: int) -> None:
+        """Its search feeds ``nodes`` to the next pass."""
+        sequence = self._sequences[number]
+        self._count_reading(sequence, -1)
+        sequence.asked = nodes
+        self._count_reading(sequence, 1)
 
     def _count(self, sequence: Sequence, sign: int) -> None:
         self.pages += sign * sequence.pages
         self.decoding += sign * sequence.decodes
+        self._count_reading(sequence, sign)
+
+    def _count_reading(self, sequence: Sequence, sign: int) -> None:
         self.reading_tokens += sign * sequence.reading_tokens
+        self.logits += sign * sequence.logits

@@ -13,6 +13,7 @@ Only when memory runs out all the same does everything that runs leave at once (
 from __future__ import annotations
 
 import heapq
+import sys
 from collections.abc import Iterable
 
 from pipeline.engine.backoff import halved
@@ -232,11 +233,15 @@ class Scheduler:
         return enough()
 
     def _joins(self, sequence: Sequence) -> bool:
-        """Whether the next pass has tokens left for it. The first newcomer, and one that fits into no pass,
-        is read in stretches.
+        """Whether the next pass has tokens, and logits, left for it. The first newcomer, and one that fits
+        into no pass, is read in stretches.
         """
+        if not self._running or not self._newcomers:
+            return True
+        if self._running.logits + sequence.logits > self._most_logits:
+            return False
         size = sequence.unread + sequence.riding
-        return not self._running or not self._newcomers or not self._tokens_left < size <= self.budget.tokens
+        return not self._tokens_left < size <= self.budget.tokens
 
     def _let_in(self, sequence: Sequence) -> None:
         if sequence.pages:
@@ -330,36 +335,64 @@ class Scheduler:
     # ── one pass ────────────────────────────────────────────────────────────────────────────────────────────
 
     def schedule(self) -> Pass:
-        """The next pass: all that have read their prompts, and as much of the other prompts as it may read,
+        """The next pass: those that have read their prompts, and as much of the other prompts as it may read,
         in the order in which they were admitted.
         """
         self._begin_round()
-        left = self.budget.tokens
+        decode, left, answers = self._going_on()
         prefill: dict[int, int] = {}
-        decode: list[int] = []
         for sequence in self._running:
-            if not sequence.unread:
-                decode.append(sequence.number)
-            elif left > 0 and (tokens := self._stretch(sequence, left, first=not prefill)):
-                prefill[sequence.number] = tokens
-                left -= tokens + (sequence.riding if tokens == sequence.unread else 0)
-        return Pass(prefill, tuple(decode))
+            if not sequence.unread or left <= 0:
+                continue
+            answered = sequence.logits <= answers
+            tokens = self._stretch(sequence, left, answered=answered, first=not prefill)
+            if not tokens:
+                continue
+            prefill[sequence.number] = tokens
+            left -= tokens
+            if tokens == sequence.unread:
+                left, answers = left - sequence.riding, answers - sequence.logits
+        return Pass(prefill, decode)
+
+    def _going_on(self) -> tuple[tuple[int, ...], int, int]:
+        """Who goes on with an answer: all texts, and searches, of which at least one; and how many tokens and
+        logits that leaves of a pass.
+        """
+        texts = [sequence.number for sequence in self._running if not (sequence.unread or sequence.asked)]
+        left, answers = self.budget.tokens, self._most_logits - len(texts)
+        searches: list[int] = []
+        for sequence in self._running:
+            nodes = sequence.asked
+            if nodes and (not searches or nodes <= min(left, answers)):
+                searches.append(sequence.number)
+                left, answers = left - nodes, answers - nodes
+        return (*texts, *searches), left, answers
+
+    @property
+    def _most_logits(self) -> int:
+        """Of one pass."""
+        return sys.maxsize if self.budget.logits is None else self.budget.logits
 
     def advance(self, number: int, tokens: int) -> None:
         """``tokens`` of its prompt were read."""
         self._running.read(number, tokens)
 
+    def search(self, number: int, nodes: int) -> None:
+        """The search of its label tree is to feed ``nodes`` to the next pass, its prompt being read."""
+        self._running.search(number, nodes)
+
     def _begin_round(self) -> None:
         self._computed_tokens = self._read_for_next = self._newcomers = 0
 
     @staticmethod
-    def _stretch(sequence: Sequence, left: int, *, first: bool) -> int:
+    def _stretch(sequence: Sequence, left: int, *, answered: bool, first: bool) -> int:
         """Tokens of its prompt for a pass that has room for ``left``: all where they fit, with the nodes that
-        ride with the last; what is kept nowhere cannot be cut, nor can a tree.
+        ride with the last, and may be ``answered``; what is kept nowhere cannot be cut, nor can a tree.
         """
         unread = sequence.unread
-        if unread + sequence.riding <= left or (first and (unread == 1 or not sequence.pages)):
+        whole = answered and unread + sequence.riding <= left
+        if whole or (first and (unread == 1 or not sequence.pages)):
             return unread
         if not sequence.pages or unread == 1:
             return 0
-        return min(left, unread - (1 if sequence.riding else 0))
+        return min(left, unread - (1 if sequence.riding or not answered else 0))

@@ -74,7 +74,8 @@ class Sequence:
 
     The scheduler fills in the rest. ``apart``: its document may be read before it, for others too; ``seen``
     is what need not be read, ``unread`` tokens are still to be read, with the last of them ``riding`` nodes
-    of the label tree; ``pages`` are its own, in ``run`` while it is in the model and has any.
+    of the label tree; ``asked`` are the nodes that its search, where it is searched, feeds to the next pass;
+    ``pages`` are its own, in ``run`` while it is in the model and has any.
     """
 
     number: int
@@ -92,6 +93,7 @@ class Sequence:
     seen: HeldBeginning | None = None
     unread: int = 0
     riding: int = 0
+    asked: int = 0
     pages: int = 0
     run: Run | None = None
 
@@ -111,6 +113,13 @@ class Sequence:
         return self.unread + self.riding if self.unread else 0
 
     @property
+    def logits(self) -> int:
+        """The most positions that its next answer is found at: the last of its prompt and the nodes that
+        ride, the last of its text, the nodes of its search.
+        """
+        return 1 + self.riding if self.unread else max(1, self.asked)
+
+    @property
     def beginnings(self) -> list[Beginning]:
         """Its prefix and its document, as far as it has them."""
         return [beginning for beginning in (self.prefix, self.document) if beginning is not None]
@@ -126,13 +135,15 @@ class Sequence:
 @dataclass(slots=True)
 class Budget:
     """At most so many rows in the model, ``decoding_rows`` of them writing text; prompt tokens read in one
-    pass, which the first may exceed; pages of KV memory, beginnings of prompts included.
+    pass, which the first may exceed; pages of KV memory, beginnings of prompts included; positions whose
+    ``logits`` one pass is asked for (None: any number), which the first may exceed, too.
     """
 
     rows: int
     tokens: int
     pages: int
     decoding_rows: int
+    logits: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

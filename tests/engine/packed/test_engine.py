@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -174,6 +175,40 @@ def test_who_is_read_for_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
     model.set_attn_implementation("sdpa")
     assert before[0] == [0]
     assert set(told) == {0, 1, 2}
+
+
+@pytest.mark.parametrize("searched", [False, True])
+def test_no_pass_is_asked_for_more_logits_than_are_planned_for(
+    searched: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts of five tokens with twenty nodes each: all would fit into one pass by their tokens."""
+    monkeypatch.setattr("pipeline.engine.packed.label_trie.SearchWorth.pays", searched)
+    most, labels = 64, tuple((number, number + 1) for number in range(1, 21))
+    asked = [Request(row, ids, Score(labels, 1e-9)) for row, ids in enumerate(prompts((5,) * 8, seed=2))]
+    seen: list[int] = []
+    run = PackedModelRunner.run
+
+    def counted(self: PackedModelRunner, feeds: Sequence[Feed]) -> torch.Tensor:
+        logits = run(self, feeds)
+        seen.append(len(logits))
+        return logits
+
+    monkeypatch.setattr(PackedModelRunner, "run", counted)
+    model = tiny_model("llama (GQA)")
+    found, passes = [], []
+    for bound in (most, None):
+        plan = replace(PLAN, max_batch_rows=8, prefill_chunk_tokens=1000, pass_logits=bound)
+        static = Watched(model, plan, end_ids=(), pad_id=0)
+        engine = PackedEngine(model, plan, end_ids=(), static=static, window=None)
+        engine.admit(asked)
+        found.append({one.request_id: one.scores for one in finished(engine)})
+        passes.append(max(seen))
+        seen.clear()
+        assert not static.handed
+    assert passes[0] <= most < passes[1]
+    assert found[0].keys() == found[1].keys() == set(range(8))
+    for row, scores in found[0].items():
+        assert scores == pytest.approx(found[1][row], abs=1e-4)
 
 
 def finished(engine: PackedEngine) -> Iterator[Generation]:

@@ -16,13 +16,19 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from pipeline.engine.packed.scheduler import RIDING_NODES, Scheduler
 from pipeline.engine.packed.sequence import Beginning, Budget, HeldBeginning, Pass, Sequence, pages_of
 
-PATIENCE, PAGES = 8, 80
+PATIENCE, PAGES, LOGITS = 8, 80, 60
 PREFIXES = [None, Beginning(1, 20), Beginning(2, 60)]
 DOCUMENTS = [None, Beginning(11, 70), Beginning(12, 150), Beginning(13, 151), Beginning(14, 400)]
 
 
-def budget(rows: int = 4, tokens: int = 100, pages: int = PAGES, decoding_rows: int = 4) -> Budget:
-    return Budget(rows, tokens, pages, decoding_rows)
+def budget(
+    rows: int = 4,
+    tokens: int = 100,
+    pages: int = PAGES,
+    decoding_rows: int = 4,
+    logits: int | None = LOGITS,
+) -> Budget:
+    return Budget(rows, tokens, pages, decoding_rows, logits)
 
 
 @st.composite
@@ -92,12 +98,19 @@ class Model:
         planned = self.scheduler.schedule()
         self.passes.append(planned)
         done = list(planned.decode)
+        read = [number for number, tokens in planned.prefill.items() if self.unread(number) == tokens]
+        asked = len(done) + sum(self.scheduler.sequence(number).logits for number in read)
+        most = self.scheduler.budget.logits
+        assert most is None or asked <= most or len(read) == 1
         for number, tokens in planned.prefill.items():
             self.scheduler.advance(number, tokens)
             done += [] if self.scheduler.sequence(number).unread else [number]
         for number in done:
             self.left[number] -= 1
         return [number for number in done if not self.left[number]]
+
+    def unread(self, number: int) -> int:
+        return self.scheduler.sequence(number).unread
 
     def leave(self, number: int) -> None:
         self.scheduler.forget(number)
@@ -194,6 +207,7 @@ class Passes(RuleBasedStateMachine):
         assert sums.reading_tokens == sum(
             sequence.unread + sequence.riding for sequence in running if sequence.unread
         )
+        assert sums.logits == sum(sequence.logits for sequence in running)
         assert self.scheduler.pages <= self.scheduler.pool.used <= self.scheduler.pool.pages <= PAGES
         for planned in self.model.passes[-1:]:
             read = sum(planned.prefill.values())
@@ -326,6 +340,41 @@ def test_a_prompt_that_is_kept_is_read_in_stretches_and_one_that_is_not_at_once(
     assert [planned.prefill for planned in model.passes[:4]] == [{1: 100}, {1: 100}, {1: 50}, {2: 90}]
 
 
+def test_as_many_trees_ride_in_a_pass_as_it_may_be_asked_for_logits() -> None:
+    """Prompts of ten tokens would all fit; texts beside them take their part of the logits."""
+    model = model_of(
+        *(Sequence(number, 10, tree_tokens=19) for number in range(6)),
+        Sequence(6, 12, 5),
+        rows=8,
+        tokens=1000,
+    )
+    passes = []
+    while not model.scheduler.idle:
+        model.step()
+        passes.append((len(model.passes[-1].prefill), len(model.passes[-1].decode)))
+    assert passes[:4] == [(3, 0), (2, 1), (2, 1), (0, 1)]
+
+
+def test_a_tree_that_asks_for_more_logits_than_a_pass_may_is_asked_alone() -> None:
+    model = model_of(*(Sequence(number, 10, tree_tokens=LOGITS) for number in range(2)), tokens=1000)
+    while not model.scheduler.idle:
+        model.step()
+    assert [planned.prefill for planned in model.passes] == [{0: 10}, {1: 10}]
+
+
+def test_searches_take_turns_where_a_pass_would_be_asked_for_too_many_logits() -> None:
+    model = model_of(*(Sequence(number, 10, tree=1, tree_tokens=99) for number in range(4)), tokens=200)
+    model.scheduler.searched = {1}
+    model.step()
+    for number in range(3):
+        model.scheduler.search(number, 29)
+    model.scheduler.search(3, LOGITS + 1)  # alone it may
+    assert model.scheduler.schedule().decode == (0, 1)
+    for number in range(3):
+        model.scheduler.forget(number)
+    assert model.scheduler.schedule().decode == (3,)
+
+
 def test_large_trees_that_are_searched_keep_their_prompt() -> None:
     model = model_of(Sequence(1, 50, tree=1, tree_tokens=RIDING_NODES + 1))
     model.scheduler.searched = {1}
@@ -357,6 +406,7 @@ def test_what_a_sequence_costs_does_not_grow_with_its_company(new_tokens: int) -
 
     def calls(rows: int) -> float:
         limits = {"rows": rows, "tokens": 100 * rows, "pages": 20 * rows, "decoding_rows": rows}
+        limits["logits"] = 10 * rows
         model = model_of(*(Sequence(number, 60, new_tokens) for number in range(rows)), **limits)
         counted = itertools.count()
         sys.setprofile(lambda _, event, __: next(counted) if event == "call" else None)
