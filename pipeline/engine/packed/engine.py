@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from pipeline.engine.batching import row_tokens
+from pipeline.engine.device_failure import is_device_lost
 from pipeline.engine.interface import Listener
 from pipeline.engine.model.forward import attend_by, input_device
 from pipeline.engine.out_of_memory import free_memory, is_out_of_memory
@@ -113,7 +114,9 @@ class PackedEngine:
             self._leave(request_id)
 
     def step(self) -> Sequence[Generation]:
-        """One packed pass, or one batch of the static engine when that has something to do."""
+        """One packed pass, or one batch of the static engine when that has something to do. Raises what says
+        that the device is lost.
+        """
         if not self._static.idle and self._makes_way():
             attend_by(self._model, self._plain_attention)
             self._static.listener = self.listener
@@ -124,7 +127,9 @@ class PackedEngine:
         try:
             with torch.inference_mode():
                 self._run(finished)
-        except Exception as error:  # noqa: BLE001  # whatever the model raises, the static engine finds out whose it is
+        except Exception as error:  # whatever the model raises, the static engine finds out whose it is
+            if is_device_lost(error):  # nobody's, and nothing else can be tried in this process
+                raise
             failure = error.with_traceback(None)
         if failure is not None:
             self._give_up(failure, {generation.request_id for generation in finished})

@@ -211,6 +211,30 @@ def test_no_pass_is_asked_for_more_logits_than_are_planned_for(
         assert scores == pytest.approx(found[1][row], abs=1e-4)
 
 
+def test_a_device_that_is_lost_is_nobodys_and_nobody_else_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits has not started, so that it is not among those in doubt."""
+    begun: list[int] = []
+
+    class Watcher:
+        def started(self, request_ids: Sequence[int]) -> None:
+            begun.extend(request_ids)
+
+        def pulse(self) -> None: ...
+
+    def lost(*_: Any) -> torch.Tensor:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(PackedModelRunner, "run", lost)
+    model, plan = tiny_model("llama (GQA)"), replace(PLAN, max_batch_rows=2)
+    static = Watched(model, plan, end_ids=(), pad_id=0)
+    engine = PackedEngine(model, plan, end_ids=(), static=static, window=None)
+    engine.listener = Watcher()
+    engine.admit([Request(row, ids, Decode(2)) for row, ids in enumerate(prompts((9,) * 6, seed=1))])
+    with pytest.raises(torch.AcceleratorError, match="illegal memory access"):
+        engine.step()
+    assert (begun, static.handed) == ([0, 1], 0)
+
+
 def finished(engine: PackedEngine) -> Iterator[Generation]:
     while not engine.idle:
         yield from engine.step()
