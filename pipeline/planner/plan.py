@@ -4,9 +4,9 @@ from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from pipeline.config import Config
 from pipeline.errors import ConfigError, DoesNotFit
@@ -25,6 +25,7 @@ from pipeline.records import KvPlacement, Plan, Streaming, WeightMap
 from pipeline.system.hardware import Hardware
 from pipeline.system.units import amount
 
+_Known = TypeVar("_Known")
 # What a placement asks for: where the cache is, and in which numbers if not as computed.
 _CACHES: dict[str, tuple[Place | None, str | None]] = {
     "auto": (None, None),
@@ -38,16 +39,32 @@ _PLACEMENTS: dict[Place, KvPlacement] = {"device": "device", "ram": "offloaded",
 
 def usable(config: Config, hardware: Hardware) -> Hardware:
     """The machine as far as the configuration lets it be used: ``device_map``, and what ``max_memory`` says
-    of cards.
+    of cards. Without any card that is of no account; raises ConfigError where one is named beside others
+    that is not there.
     """
     cards = hardware.gpu_bytes if config.model.device_map == "auto" else ()
     asked = config.model.max_memory or {}
     listed = [device for device in asked if isinstance(device, int)]
-    if listed:  # cards that are not named are not used
-        cards = tuple(
-            min(cards[device], int(asked[device] / USABLE_SHARE)) for device in listed if device < len(cards)
+    absent = [device for device in listed if device >= len(cards)]
+    if cards and absent:
+        raise ConfigError(
+            f"model.max_memory names graphics card {absent[0]}; this machine has {len(cards)}, counted from 0"
         )
-    return replace(hardware, gpu_bytes=cards)
+    if not cards or not listed:
+        return replace(hardware, gpu_bytes=cards)
+    return replace(  # cards that are not named are not used
+        hardware,
+        gpu_bytes=tuple(min(cards[device], int(asked[device] / USABLE_SHARE)) for device in listed),
+        gpu_names=_named(hardware.gpu_names, listed),
+        gpu_processors=_named(hardware.gpu_processors, listed),
+    )
+
+
+def _named(of_cards: tuple[_Known, ...], listed: Sequence[int]) -> tuple[_Known, ...]:
+    """What is known of the cards that are ``listed``, in their order; nothing where it is not known of
+    all.
+    """
+    return tuple(of_cards[device] for device in listed) if max(listed) < len(of_cards) else ()
 
 
 def wish_of(

@@ -154,9 +154,11 @@ def typical_card(memory_bytes: int) -> CardKind:
 
 def named_card(name: str) -> CardKind | None:
     """The card called so, however it is written (``rtx4060``, ``NVIDIA GeForce RTX 4060``, ``Tesla T4``);
-    None where it is not in the table.
+    None where it is not in the table, as a part of one (MIG) is not.
     """
     words = _words(name)
+    if " mig " in f" {words} ":
+        return None
     found = [card for card in (*CARDS, *_OTHERS) if f" {_words(card.name)} " in f" {words} "]
     # a model that is not in the table, such as a 4070 Ti, is not the one whose name it begins with
     found = [card for card in found if not _further(words, _words(card.name))]

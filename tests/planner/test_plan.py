@@ -17,6 +17,7 @@ from pipeline.planner.model.shape import ModelShape, plain_shape
 from pipeline.planner.plan import plan_of, usable, weights_bytes, wish_of
 from pipeline.records import Plan
 from pipeline.system.hardware import Disk, Hardware, available_ram_bytes
+from pipeline.system.hardware_datasheet import card_of
 from tests.planner.known_models import known_shape
 
 GIB = 2**30
@@ -118,6 +119,30 @@ def test_placement_is_explained() -> None:
         planned(
             config(kv_cache={"placement": "disk"}), shape, Hardware(4, 29 * GIB, disks=(Disk("/", 2**20),))
         )
+
+
+def test_what_is_known_of_a_card_stays_with_it_where_others_are_not_used() -> None:
+    machine = Hardware(
+        4,
+        64 * GIB,
+        (24 * GIB, 8 * GIB),
+        ("RTX 3090", "RTX 4060"),
+        gpu_processors=((82, 8, 6), (24, 8, 9)),
+    )
+    second = usable(config(model={"max_memory": {1: 4 * GIB}}), machine)
+    assert (second.gpu_names, second.gpu_processors) == (("RTX 4060",), ((24, 8, 9),))
+    swapped = usable(config(model={"max_memory": {1: 40 * GIB, 0: 40 * GIB}}), machine)
+    assert swapped.gpu_bytes == (8 * GIB, 24 * GIB)
+    assert card_of(swapped, 0).capability == (8, 9)
+    assert usable(config(), machine) == machine
+
+
+@pytest.mark.parametrize("named", [{1: GIB}, {0: GIB, 3: GIB}])
+def test_a_card_that_is_not_there_is_refused_beside_others(named: dict[int, int]) -> None:
+    wanted = config(model={"max_memory": named})
+    with pytest.raises(ConfigError, match=f"names graphics card {max(named)}; this machine has 1"):
+        usable(wanted, Hardware(4, 64 * GIB, (8 * GIB,)))
+    assert usable(wanted, Hardware(4, 64 * GIB)) == Hardware(4, 64 * GIB)
 
 
 def test_a_lossy_placement_is_never_taken_by_itself() -> None:

@@ -275,6 +275,7 @@ def test_rates_are_plain_numbers() -> None:
         ("NVIDIA A100-SXM4-80GB", "A100"),
         ("NVIDIA GeForce RTX 4070 Ti", None),
         ("NVIDIA GeForce RTX 4060 Laptop GPU", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
         ("NVIDIA A10G", None),
         ("24GiB", None),
     ],
