@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.nights import TASKS, ANight
+from tests.nights import TASKS, ANight, documents
 
 
 @pytest.fixture
@@ -44,3 +44,24 @@ def test_17_a_time_and_a_pattern_are_set_as_they_are_typed(night: ANight) -> Non
     pattern = f"{night.folder}/ds/data/*.jsonl"
     found = exported(night, "-q", "--set", "run.deadline=22:30", "--set", f"source.path={pattern}")
     assert found == (["test0", "train0"], "")
+
+
+def test_07_homes_variables_and_words_are_taken_as_they_are_typed(tmp_path: Path) -> None:
+    night = ANight(tmp_path / "night", documents(4, longest=2), [TASKS[0]])
+    home = Path.home() / f"set-{tmp_path.name}"
+    given = {
+        "source.path": "night/*.jsonl",
+        "run.directory": f"~/{home.name}/run",
+        "run.output": f"${{HOME}}/{home.name}/table=1.jsonl",
+        "tasks.topic.instructions": "Which one: yes, no, 1e3 or # none?",
+        "tasks.topic.cue": "*on",
+    }
+    words = [word for key, value in given.items() for word in ("--set", f"{key}={value}")]
+    done = night.run("-q", *words, "--limit", "3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = (home / "table=1.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(row)["id"] for row in rows] == ["d0000", "d0001", "d0002"]
+    shown = night.command("show", str(home / "run"), "d0000", cwd=tmp_path)
+    assert "Which one: yes, no, 1e3 or # none?" in shown.stdout
+    assert not list(tmp_path.rglob("~"))
+    assert not list(tmp_path.rglob("$*"))
