@@ -15,7 +15,7 @@ from pipeline.engine.packed.decode_passes import padded, recorded_sizes
 from pipeline.engine.packed.engine import PackedEngine
 from pipeline.engine.packed.pass_results import PassResults
 from pipeline.engine.static.engine import StaticEngine
-from pipeline.records import Decode, Generation, Plan, Request, Sampling, Score
+from pipeline.records import Decode, Generation, Plan, Request, Sampling
 from tests.equivalence.families import prompts, tiny_model
 
 Cards = Callable[..., None]
@@ -175,25 +175,6 @@ def test_whoever_is_alone_with_another_document_goes_on_unrecorded(model: Any, c
         alone += finished(single)
     same = sum(one.token_ids == other.token_ids for one, other in zip(found, alone, strict=True))
     assert same >= len(asked) - 1
-
-
-def test_one_token_of_a_prompt_that_goes_on_is_no_row_that_decodes(model: Any) -> None:
-    """The tree of labels does not fit beside the last two tokens of a prompt, so that the first of them is
-    read by itself: nothing is asked of it, and the texts beside it get their own logits.
-    """
-    plan = replace(PLAN, prefill_chunk_tokens=32)
-    labels = Score(tuple((number, number + 1) for number in range(1, 41)))
-    scored, text = Request(0, prompts((34,), seed=3)[0], labels), Request(1, PROMPTS[2], Decode(NEW_TOKENS))
-    found = []
-    for together in ([text, scored], [text], [scored]):
-        engine = engine_of(model, plan)
-        engine.record_decoding()
-        engine.admit(together)
-        found.append(finished(engine))
-    (beside, written), (alone,), (scores,) = found
-    assert [one.error for one in found[0]] == [None, None]
-    assert written.token_ids == alone.token_ids
-    assert beside.scores == pytest.approx(scores.scores, abs=LOGITS_BOUND)
 
 
 def test_recordings_go_when_memory_runs_out(model: Any, card: Any, monkeypatch: pytest.MonkeyPatch) -> None:
