@@ -49,6 +49,17 @@ def test_the_context_and_other_programs_take_their_share(cards: Callable[..., No
         block(6000)
 
 
+def test_where_more_is_in_use_than_a_card_has_nothing_is_free(cards: Callable[..., None]) -> None:
+    """Other programs may take what was free, and graphs, whose memory torch does not know, too."""
+    cards("1GiB", context="0")
+    kept = block(600)
+    cards("1GiB", context="0", foreign="900MiB")
+    assert torch.cuda.mem_get_info()[0] == 0
+    with pytest.raises(torch.OutOfMemoryError, match=r" of which 0 MiB is free"):
+        block(30)
+    assert kept.is_cuda
+
+
 def test_what_is_cached_is_given_back_before_memory_is_out(cards: Callable[..., None]) -> None:
     cards("1GiB", context="0")
     for size in (600, 700, 800):

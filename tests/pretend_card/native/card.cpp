@@ -31,7 +31,7 @@ Figures memory_of(int d) {
   std::lock_guard<std::recursive_mutex> lock(mu);
   auto& c = card[d];
   return {{"total", c.total},
-          {"free", budget(c) > c.reserved ? budget(c) - c.reserved : 0},
+          {"free", free_bytes(c)},
           {"allocated", c.allocated},
           {"reserved", c.reserved},
           {"peak_allocated", c.peak_allocated},

@@ -47,7 +47,13 @@ size_t budget(const Card& c) {
   return c.total > gone ? c.total - gone : 0;
 }
 
-bool new_segment(Card& c, size_t size) { return c.reserved + size <= budget(c); }
+// Graphs, which ask nobody, and other programs may have taken more than was left.
+size_t free_bytes(const Card& c) {
+  size_t most = budget(c);
+  return most > c.reserved ? most - c.reserved : 0;
+}
+
+bool new_segment(Card& c, size_t size) { return size <= free_bytes(c); }
 
 Block* block_at(const void* p) {
   auto* c = static_cast<char*>(const_cast<void*>(p));
@@ -99,12 +105,11 @@ Block* take(int device, size_t bytes) {
     if (!new_segment(c, segment) && !under_capture()) release_cached(c);
     if (!new_segment(c, segment)) {
       ++c.ooms;
-      size_t free = budget(c) - c.reserved;
       throw c10::OutOfMemoryError(
           {__func__, __FILE__, static_cast<uint32_t>(__LINE__)},
           c10::str("CUDA out of memory. Tried to allocate ", bytes / double(1 << 20), " MiB. GPU ", device,
                    " has a total capacity of ", c.total / double(1 << 30), " GiB of which ",
-                   free / double(1 << 20), " MiB is free. ", c.allocated / double(1 << 20),
+                   free_bytes(c) / double(1 << 20), " MiB is free. ", c.allocated / double(1 << 20),
                    " MiB is allocated by PyTorch, and ", (c.reserved - c.allocated) / double(1 << 20),
                    " MiB is reserved by PyTorch but unallocated."));
     }
