@@ -62,14 +62,35 @@ def refuse_bytes(name: str, data: bytes, start: int, offset: int) -> str:
 
 def _unmarked_wide(sample: bytes) -> str | None:
     """Name of the UTF-16 flavour of a sample without ASCII at its start nor a mark: every second byte, the
-    upper half of a character, is one of very few, and what comes out is text.
+    upper half of a character, is one of very few, and what comes out is text. Bytes that are UTF-8 as well
+    must be of no text there: a control character or two in a short one say nothing.
     """
-    for name, upper in (("UTF-16LE", sample[1::2]), ("UTF-16BE", sample[0::2])):
+    utf8 = _is_utf8(sample)
+    for name, upper, lower in (
+        ("UTF-16LE", sample[1::2], sample[0::2]),
+        ("UTF-16BE", sample[0::2], sample[1::2]),
+    ):
+        if utf8 and not (_steering(upper) >= 0.75 and _steering(lower) <= 0.25):
+            continue
         if len(upper) >= 8 and len(set(upper)) <= 6 and CONTROL.search(upper):
             text = sample[: len(sample) // 2 * 2].decode(name, "replace")
             if sum(char.isalnum() or char.isspace() for char in text) * 4 > len(text) * 3:
                 return name
     return None
+
+
+def _is_utf8(sample: bytes) -> bool:
+    """Whether ``sample`` is the beginning of UTF-8, cut anywhere."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(sample)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _steering(data: bytes) -> float:
+    """The share of bytes below the space: of UTF-16, the upper halves of most alphabets."""
+    return sum(byte < 0x20 for byte in data) / max(1, len(data))
 
 
 def _remedy(name: str, encoding: str) -> str:

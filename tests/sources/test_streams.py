@@ -12,6 +12,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipeline.sources.encoding import wide_encoding
 from pipeline.sources.files import SourceFile
 from pipeline.sources.streams import BLOCK_BYTES, DamagedFile, Line, read_blocks, read_lines
 from tests.sources.reading import json_lines, packed, put, read
@@ -138,6 +139,27 @@ def test_a_fault_in_a_line_gives_its_piece_and_its_place() -> None:
     assert next(lines).data == b"one\n"
     assert next(lines).whole is False
     assert (caught.value.line, caught.value.offset) == (2, 4)
+
+
+@pytest.mark.parametrize("text", ["0\x1f", "a\x01b", "\x1f" * 30, "\x04\x04\x04", "Ж\x02"])
+def test_a_control_character_makes_no_wide_encoding(text: str) -> None:
+    for start in ("id,text\r\n0,", ""):
+        assert wide_encoding(f"{start}{text}\r\n".encode()) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Привет, это письмо из дома.",
+        "γειά σου κόσμε και φίλοι",
+        "こんにちは おげんき ですか",
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_alphabets_in_wide_encodings_are_seen(tmp_path: Path, text: str, encoding: str) -> None:
+    documents, (reject,) = read(put(tmp_path / "a.txt", text.encode(encoding)))
+    assert not documents
+    assert encoding.upper().replace("-LE", "LE").replace("-BE", "BE") in reject.reason
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".json", ".csv", ".tsv", ".txt"])
