@@ -94,6 +94,7 @@ def test_each_round_of_labels_makes_the_answers_better(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1800)
 def test_the_loop_with_the_demo_model(tmp_path: Path) -> None:
     lines = (ROOT / "data" / "reports.jsonl").read_text(encoding="utf-8").splitlines()
     reports = [row for row in map(json.loads, lines) if len(row["text"]) < 4000]
