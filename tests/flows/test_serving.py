@@ -133,7 +133,7 @@ def test_second_run_of_a_kind_ends_as_already_running_and_the_other_kind_waits(
 
 @pytest.mark.full
 def test_a_run_by_hand_that_holds_the_directory_is_already_running(server: Server, tmp_path: Path) -> None:
-    night = a_night(tmp_path, seconds=0.5)
+    night = a_night(tmp_path, count=60, seconds=1.5)  # longer than serving takes to begin on a busy machine
     by_hand = night.start("run", str(night.config), "--quiet")
     try:
         with Serving(server, night) as serving:
@@ -251,6 +251,7 @@ def test_names_of_the_endings(server: Server, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1800)
 def test_twenty_kills_at_random_moments(server: Server, tmp_path: Path) -> None:
     night = a_night(tmp_path, count=60, seconds=0.2)
     for number in range(20):

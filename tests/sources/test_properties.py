@@ -178,6 +178,7 @@ def test_flipped_bytes_never_raise(name: str, data: Rows, places: list[int], fli
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", sorted(WRITERS))
 @given(data=rows, fault=st.binary(max_size=400), at=st.floats(0, 1))
 @settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -188,6 +189,7 @@ def test_bytes_put_anywhere_never_raise(name: str, data: Rows, fault: bytes, at:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1800)
 @given(data=rows, level=st.integers(1, 9), members=st.integers(1, 3))
 @settings(max_examples=100, deadline=None)
 def test_truncated_at_every_length(data: Rows, level: int, members: int) -> None:
