@@ -44,6 +44,7 @@ def test_forked_and_fresh_print_the_same(
     assert (forked.returncode, forked.stdout, forked.stderr) == (fresh.returncode, fresh.stdout, fresh.stderr)
 
 
+@pytest.mark.full
 def test_a_fresh_night_ends_like_a_forked_one(
     night: ANight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,7 @@ from pipeline.system.run_directory import RunDirectory
 from tests.cli.test_plan import a_model
 from tests.engine.small_models import save_llama
 from tests.nights import TASKS, ANight
+from tests.tiers import quick
 
 ROWS = [{"id": f"d{number}", "text": f"text {number}.", "year": 2000 + number} for number in range(3)]
 LONG = "x" * 300
@@ -282,13 +283,10 @@ CASES: dict[str, Case] = {
 QUICK = (
     "unknown key",
     "table of somebody else",
-    "file in the way",
     "held by another run",
     "ledger of another version",
     "changed task",
-    "no such backend",
     "gold with other labels",
-    "too many bad rows",
     "part cannot be read",
     "disk below its floor",
     "nothing wrong",
@@ -303,9 +301,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return night.directory
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in CASES]
-)
+@pytest.mark.parametrize("name", quick(CASES, *QUICK))
 def test_the_doctor_says_what_a_run_says(
     tmp_path: Path, finished: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

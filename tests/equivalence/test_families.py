@@ -23,6 +23,7 @@ from tests.equivalence.equality import (
     reference_text,
 )
 from tests.equivalence.families import FAMILIES, QUICK, RECURRENT, prompts, tiny_model
+from tests.tiers import quick
 
 LENGTHS = (3, 9, 17, 30, 30, 47, 61, 61, 80)
 END_IDS = tuple(range(3, 15))  # several, so that rows end at different steps and the batch is compacted
@@ -41,6 +42,9 @@ PATHS = {
     "disk": dataclasses.replace(WIDE, placement="disk", prefill_chunk_tokens=130),
     "disk in small chunks": dataclasses.replace(WIDE, placement="disk", prefill_chunk_tokens=16),
 }
+_SOME_PATHS = quick(
+    PATHS, "one by one", "one padded batch", "small batches", "offloaded in small chunks", "disk"
+)
 _MARKED = [pytest.param(name, marks=() if name in QUICK else pytest.mark.full) for name in FAMILIES]
 families = pytest.mark.parametrize("family", _MARKED)
 padded_families = pytest.mark.parametrize(
@@ -86,7 +90,7 @@ def test_references_are_worth_comparing(family: str) -> None:
 
 
 @families
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", _SOME_PATHS)
 def test_same_texts(family: str, path: str, record_property: Any) -> None:
     model, texts, _ = made(family)
     done = run(model, PATHS[path], Decode(NEW_TOKENS))
@@ -115,7 +119,7 @@ def test_quantized_caches_give_about_the_same_scores(family: str) -> None:
 
 
 @families
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", _SOME_PATHS)
 def test_same_scores(family: str, path: str) -> None:
     model, _, scores = made(family)
     done = run(model, PATHS[path], Score(CONTINUATIONS))

@@ -48,6 +48,7 @@ def test_over_the_batch_a_bias_of_the_labels_goes_away() -> None:
     assert accuracy_of(found, scores, gold) > best - 0.01
 
 
+@pytest.mark.full
 def test_a_constant_added_to_a_document_changes_nothing() -> None:
     scores, gold = drawn(300, 3)
     moved = scores + np.random.default_rng(0).normal(size=(300, 1)) * 10
@@ -180,6 +181,7 @@ def test_rows_sum_to_one_and_json_gives_the_same_answers(
     assert calibrate(scores, labels, gold=gold) == found
 
 
+@pytest.mark.full
 def test_the_order_of_labels_and_of_gold_changes_nothing_that_matters() -> None:
     scores, gold = drawn(300, 14)
     chosen = gold_of(gold, range(80))
@@ -257,6 +259,7 @@ def test_without_gold_the_surest_documents_teach_the_others() -> None:
     ).mean() + 0.1
 
 
+@pytest.mark.full
 def test_states_that_say_nothing_do_no_harm() -> None:
     scores, gold = drawn(1000, 23)
     noise = Features(np.arange(1000), np.random.default_rng(0).normal(size=(1000, 30)).astype(np.float32))
@@ -364,6 +367,7 @@ def test_few_gold_documents_of_many_labels() -> None:
     assert (odds.argmax(axis=1) == gold)[60:].mean() > 0.5
 
 
+@pytest.mark.full
 def test_the_same_text_under_two_ids_is_not_in_its_own_test() -> None:
     """States that say nothing of the label, but know a document again: only copies that are kept together
     show that.
