@@ -124,6 +124,7 @@ def test_placements(model: Path, tmp_path: Path) -> None:
         bench_placements(config, [10**6])
 
 
+@pytest.mark.full
 def test_command(model: Path, tmp_path: Path) -> None:
     config = _config(model, tmp_path, {"name": "short", "kind": "summarize", "max_output_tokens": 2})
     path = tmp_path / "config.yaml"

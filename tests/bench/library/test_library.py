@@ -376,6 +376,7 @@ def test_interrupts_are_not_swallowed(name: str) -> None:
     assert model.config._attn_implementation == "eager"
 
 
+@pytest.mark.full
 def test_all_decoders_over_one_model_in_turn() -> None:
     model = tiny_model(LLAMA)
     _, references, _ = made(LLAMA)
