@@ -218,6 +218,32 @@ def test_they_are_recorded_again_once_a_static_batch_had_the_memory(model: Any, 
     assert again == [one.token_ids for one in finished(untouched)]
 
 
+@pytest.mark.parametrize("failure", [torch.OutOfMemoryError, RuntimeError])
+def test_where_it_cannot_be_recorded_again_the_rows_go_on_together(
+    model: Any, monkeypatch: pytest.MonkeyPatch, failure: type[RuntimeError]
+) -> None:
+    """A static batch had the pool's memory; recording asks for more than decoding does."""
+    plan = replace(PLAN, context_tokens=1024, batch_tokens=512)
+    engine = engine_of(model, plan)
+    engine.record_decoding()
+    engine._pool.release()
+    assert engine._runner.decoding is not None
+    assert engine._runner.decoding._graphs
+
+    def short(*_: Any) -> None:
+        raise failure("CUDA out of memory")
+
+    monkeypatch.setattr(torch.cuda, "graph", short)
+    monkeypatch.setattr(engine, "_give_up", _never)
+    engine.admit(requests(prefix=False))
+    assert [one.error for one in finished(engine)] == [None] * len(PROMPTS)
+    assert engine._runner.decoding._graphs == {}
+
+
+def _never(error: Exception, _: Any) -> None:
+    raise AssertionError("the rows went to the static engine") from error
+
+
 def test_what_cannot_be_recorded_is_told(cards: Cards) -> None:
     cards("t4")
     half = tiny_model("qwen3", torch.float16).to("cuda")

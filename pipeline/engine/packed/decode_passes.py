@@ -21,7 +21,6 @@ from pipeline.engine.packed.feed import Feed
 from pipeline.engine.packed.kernels import join
 from pipeline.engine.packed.page_pool import KvPool
 from pipeline.engine.packed.pass_layout import PassLayout
-from pipeline.engine.packed.sequence import HeldBeginning
 from pipeline.planner.pass_time import COUNTED, SHARED_LAUNCHES
 
 _STEP = 8
@@ -100,7 +99,7 @@ class DecodePasses:
     def run(self, feeds: Sequence[Feed]) -> torch.Tensor:
         """float32 logits (rows, vocabulary), feed by feed; overwritten by the next pass."""
         shared = feeds[0].row.seen
-        graph = self._graph(padded(len(feeds)), shared)
+        graph = self._graphs.get((padded(len(feeds)), shared is not None))
         rows = len(feeds) if graph is None else padded(len(feeds))
         self._buffer.fill(feeds, rows, shared)
         if graph is None:
@@ -108,6 +107,11 @@ class DecodePasses:
         graph.replay()
         assert self._logits is not None
         return self._logits[: len(feeds)]
+
+    @property
+    def void(self) -> bool:
+        """Whether there are recordings, which write to memory of the pool that is no more."""
+        return bool(self._graphs) and self._generation != self._pool.generation
 
     def try_out(self) -> None:
         """One pass of each kind, filled with rows of nobody, of the largest size. Raises what is against it.
@@ -122,9 +126,10 @@ class DecodePasses:
                 self._vocabulary = self._pass(rows, shared=shared).shape[-1]
 
     def record(self) -> None:
-        """Record all sizes, once they are tried out. Raises whatever keeps the model from being recorded;
-        nothing is recorded then.
+        """Record all sizes, once they are tried out, in the place of those that there are. Raises whatever
+        keeps the model from being recorded; nothing is recorded then.
         """
+        self.forget()
         device = self._pool.device
         free_before, _ = torch.cuda.mem_get_info(device)
         try:
@@ -164,12 +169,6 @@ class DecodePasses:
                     self._logits[:rows].copy_(self._pass(rows, shared=shared))
                 self._graphs[rows, shared] = graph
         self.recorded_rows = most
-
-    def _graph(self, rows: int, shared: HeldBeginning | None) -> torch.cuda.CUDAGraph | None:
-        if self._graphs and self._generation != self._pool.generation:  # they write to memory that is no more
-            self.forget()
-            self.record()
-        return self._graphs.get((rows, shared is not None))
 
     def _pass(self, rows: int, *, shared: bool) -> torch.Tensor:
         """Logits (rows, vocabulary) float32 by the inputs that are in the buffer."""

@@ -7,7 +7,8 @@ Each pass is one forward call over the next tokens of all live rows and the prom
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ from pipeline.engine.packed.host_numbers import HostNumbers
 from pipeline.engine.packed.page_pool import KvPool
 from pipeline.engine.packed.pass_layout import PassLayout, laid_out
 from pipeline.engine.packed.ways import BY_VARLEN, way_for
+
+_log = logging.getLogger(__name__)
 
 
 class PackedModelRunner:
@@ -46,7 +49,10 @@ class PackedModelRunner:
         reason = None if self.way is BY_VARLEN else f"that is for {BY_VARLEN.name}"
         if reason is None:
             passes = DecodePasses(self._model, self._context, self.pool, rows, longest, room_bytes)
-            reason = self._reason_against(passes)
+            reason = _failure_of(passes.try_out)
+        if reason is None:
+            self.decoding = passes
+            reason = _failure_of(passes.record)
             rows = min(rows, passes.recorded_rows)
         if reason is None and not rows:
             reason = "the plan has too little room for it"
@@ -55,21 +61,6 @@ class PackedModelRunner:
             if reason is None
             else f"decoding is not recorded: {reason}"
         )
-
-    def _reason_against(self, passes: DecodePasses) -> str | None:
-        """Why decoding cannot be recorded by ``passes``; None where it is. They decode from now on where at
-        least they run.
-        """
-        try:
-            passes.try_out()
-            self.decoding = passes
-            passes.record()
-        except Exception as error:  # noqa: BLE001  # families and drivers are many; it goes without, too
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        else:
-            return None
-        free_memory()  # only here do the frames of the attempt no longer hold its tensors
-        return reason
 
     def forget_recorded(self) -> None:
         """Give back what recorded passes take; decoding goes on without."""
@@ -91,6 +82,8 @@ class PackedModelRunner:
         order.
         """
         if self.decoding is not None and self.decoding.takes(feeds):
+            if self.decoding.void and (failure := _failure_of(self.decoding.record)):
+                _log.warning("decoding is not recorded any more: %s", failure)
             logits = self.decoding.run(feeds)
             self._advance(feeds)
             return logits
@@ -130,3 +123,15 @@ class PackedModelRunner:
             )
         logits: torch.Tensor = output.logits[0]
         return logits.float()
+
+
+def _failure_of(recording: Callable[[], None]) -> str | None:
+    """Why ``recording`` cannot be done, None where it could; what it held is given back."""
+    try:
+        recording()
+    except Exception as error:  # noqa: BLE001  # families and drivers are many; it goes without, too
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    else:
+        return None
+    free_memory()  # only here do the frames of the attempt no longer hold its tensors
+    return reason
