@@ -28,7 +28,10 @@ def evaluate(
     directory: RunPath,
     gold: Annotated[
         list[Path] | None,
-        typer.Option(help="File of ids and true labels, for label tasks; may be repeated, they add up."),
+        typer.Option(
+            help="File of ids and true labels, for label tasks; may be repeated, they add up. Without any "
+            "file, the gold labels that the run keeps."
+        ),
     ] = None,
     references: Annotated[
         list[Path] | None,

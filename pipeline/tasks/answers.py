@@ -29,7 +29,9 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Judge:
-    """The files that answers are compared with, the field in them, and the number of the view judged."""
+    """The files that answers are compared with, the field in them, and the number of the view judged. Without
+    files, what the run keeps.
+    """
 
     paths: tuple[Path, ...]
     field: str

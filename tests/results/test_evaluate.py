@@ -150,6 +150,20 @@ def test_labels_a_view_was_fitted_on_are_judged_by_cross_validation(tmp_path: Pa
     assert "100 gold labels" in other["notes"][0]
 
 
+def test_without_a_file_the_kept_labels_judge(tmp_path: Path) -> None:
+    truth = finished(tmp_path, 300)
+    gold = gold_file(tmp_path / "gold.jsonl", dict(itertools.islice(truth.items(), 100)))
+    with pytest.raises(UsageError, match="the run keeps no gold labels: give --gold FILE"):
+        _evaluate(tmp_path)
+    _calibrate(tmp_path, gold=gold)
+    kept, given = _evaluate(tmp_path)["tasks"], _evaluate(tmp_path, gold=gold)["tasks"]
+    assert list(kept) == ["topic"]
+    for name in ("basis", "judged", "left_out", "confusion", "notes"):
+        assert kept["topic"][name] == given["topic"][name]
+    with pytest.raises(UsageError, match="give --references FILE"):
+        _evaluate(tmp_path, names=["summary"])
+
+
 def test_gold_files_that_overlap_are_judged_by_cross_validation_where_they_do(tmp_path: Path) -> None:
     truth = finished(tmp_path, 300)
     _calibrate(tmp_path, gold=gold_file(tmp_path / "gold.jsonl", dict(itertools.islice(truth.items(), 100))))
@@ -234,6 +248,8 @@ def test_mistakes_are_sentences(tmp_path: Path) -> None:
     gold = gold_file(tmp_path / "gold.jsonl", truth)
     with pytest.raises(UsageError, match="give --gold FILE"):
         _evaluate(tmp_path)
+    with pytest.raises(UsageError, match="the run keeps no gold labels of task 'topic'; give --gold FILE"):
+        _evaluate(tmp_path, names=["topic"])
     with pytest.raises(UsageError, match="no task 'tpic'"):
         _evaluate(tmp_path, gold=gold, names=["tpic"])
     with pytest.raises(UsageError, match="give --references FILE"):

@@ -1,5 +1,5 @@
-"""``overnight evaluate``: a run's answers against a file of true ones, or of texts that somebody has written;
-facts, tables, plots. How a kind's answers are judged, the kind says.
+"""``overnight evaluate``: a run's answers against true ones, of a file or kept in the run, or against texts
+that somebody has written; facts, tables, plots. How a kind's answers are judged, the kind says.
 """
 
 from __future__ import annotations
@@ -30,20 +30,17 @@ def evaluate(
     plot_format: str = "png",
 ) -> dict[str, Any]:
     """Facts about every task whose kind is judged by ``gold`` or by ``references``, or those of ``names``;
-    ``plots`` is a folder.
+    without either, about the tasks that the run keeps gold labels of. ``plots`` is a folder.
 
     ``view``: the number of the view to judge, 0 for what the model said itself; the one shown otherwise.
     Raises UsageError.
     """
     if not gold and not references:
-        raise UsageError(
-            "there is nothing to compare with: give --gold FILE for labels, --references FILE for "
-            "summaries, or both"
-        )
+        names = names or _with_kept_labels(ledger)
     if plots is not None:
         require_plots(plots, plot_format)
     judges: dict[Wanted, Judge] = {}
-    if gold:
+    if gold or not references:
         judges["gold"] = Judge(all_files(gold), label_field, view)
     if references:
         judges["references"] = Judge(all_files(references), reference_field, view)
@@ -52,6 +49,16 @@ def evaluate(
         facts[task.job.name] = answers_of(task.job.kind).evaluate(ledger, task, judge)
     written = [] if plots is None else draw(facts, plots, plot_format)
     return {"tasks": facts, "plots": [str(path) for path in written]}
+
+
+def _with_kept_labels(ledger: Ledger) -> list[str]:
+    found = [task.job.name for task in ledger.tasks() if ledger.kept_labels(task.job.name)]
+    if not found:
+        raise UsageError(
+            "there is nothing to compare with, and the run keeps no gold labels: give --gold FILE for "
+            "labels, --references FILE for summaries, or both"
+        )
+    return found
 
 
 def _chosen(

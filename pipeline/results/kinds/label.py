@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from pipeline.results.calibrate import configured
 from pipeline.results.evaluate import labels as evaluated
 from pipeline.results.gold import read_gold
+from pipeline.results.gold_store import kept_gold
 from pipeline.results.kinds.label_report import LabelCounts, labels_section, view_lines
 from pipeline.results.label_view import View, is_multi, labels_of, said_of, view_in_force
 from pipeline.stores.ledger.ledger import Ledger
@@ -95,7 +96,10 @@ class LabelAnswers(Answers):
 
     def evaluate(self, ledger: Ledger, task: TaskRow, judge: Judge) -> dict[str, Any]:
         """See Answers."""
-        gold = read_gold(judge.paths, labels_of(task), multi=is_multi(task), label_field=judge.field)
+        if judge.paths:
+            gold = read_gold(judge.paths, labels_of(task), multi=is_multi(task), label_field=judge.field)
+        else:
+            gold = kept_gold(ledger, task)
         return evaluated.evaluate_labels(ledger, task, gold, judge.view)
 
     def evaluation_heading(self, found: Mapping[str, Any]) -> list[str]:
