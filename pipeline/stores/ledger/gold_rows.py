@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite import insert
 
 from pipeline.stores.ledger.queries import presence
-from pipeline.stores.ledger.schema import gold, inputs, storable
+from pipeline.stores.ledger.schema import gold, in_reading, inputs, storable
 
 _AT_ONCE = 500
 
@@ -77,7 +77,7 @@ def keys_of_ids(connection: sa.Connection, ids: Collection[str]) -> dict[str, li
     found: dict[str, list[str]] = {}
     for some in _blocks(sorted(ids)):
         query = sa.select(inputs.c.id, inputs.c.document_key).distinct()
-        query = query.where(inputs.c.inventory_id == here, inputs.c.id.in_([storable(one) for one in some]))
+        query = query.where(in_reading(inputs, here), inputs.c.id.in_([storable(one) for one in some]))
         for name, key in connection.execute(query):
             found.setdefault(name, []).append(key)
     return found

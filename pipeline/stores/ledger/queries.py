@@ -15,6 +15,7 @@ from pipeline.errors import LedgerError
 from pipeline.records import STATES, FieldValue, TaskJob
 from pipeline.stores.ledger.schema import (
     features,
+    in_reading,
     inputs,
     inventories,
     reading,
@@ -459,7 +460,7 @@ def count_rows(connection: sa.Connection) -> int:
 
 def rows_among(connection: sa.Connection, document_keys: Collection[str]) -> dict[str, int]:
     """Those of the documents that are present, with how many inputs each has."""
-    here = inputs.c.inventory_id == presence(connection)
+    here = in_reading(inputs, presence(connection))
     query = sa.select(inputs.c.document_key, sa.func.count().label("rows")).where(
         here, inputs.c.document_key.in_(document_keys)
     )
@@ -469,7 +470,7 @@ def rows_among(connection: sa.Connection, document_keys: Collection[str]) -> dic
 def inputs_of(connection: sa.Connection, document_id: str) -> list[InputRow]:
     """Present inputs with this id, in reading order, a text once."""
     query = sa.select(inputs).where(
-        inputs.c.id == document_id, inputs.c.inventory_id == presence(connection), _FIRST
+        inputs.c.id == document_id, in_reading(inputs, presence(connection)), _FIRST
     )
     return [_input(row) for row in connection.execute(query.order_by(inputs.c.ordinal))]
 
