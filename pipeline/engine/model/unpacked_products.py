@@ -12,13 +12,18 @@ import torch
 from pipeline.engine.model.library_logging import import_bitsandbytes
 from pipeline.engine.out_of_memory import give_back_pieces
 
+# From this size on a card's allocator gives a weight a place of its own (torch,
+# c10/cuda/CUDACachingAllocator.cpp).
+_APART_BYTES = 10 * 2**20
+
 
 def unpack_products(model: Any, shapes: Collection[tuple[int, int]], dtype: torch.dtype) -> int:
     """Replace the products in 4 bits of ``model`` whose weights are of these (out, in) by plain ones with
     the same numbers in ``dtype``; how many.
 
     The numbers are those that bitsandbytes multiplies with where it does not multiply in 4 bits. One weight
-    at a time: no more memory is taken than in the end.
+    at a time: no more memory is taken than in the end. Those that a card's allocator puts side by side wait
+    in RAM until all in 4 bits are gone: in the gaps between these they would keep them from being given back.
     """
     packed = import_bitsandbytes().nn.Linear4bit
     found = [
@@ -26,14 +31,25 @@ def unpack_products(model: Any, shapes: Collection[tuple[int, int]], dtype: torc
         for name, module in model.named_modules()
         if isinstance(module, packed) and (module.out_features, module.in_features) in shapes
     ]
+    waiting: list[tuple[torch.nn.Linear, torch.device]] = []
     for name, module in found:
         path, _, own = name.rpartition(".")
-        setattr(model.get_submodule(path), own, _plain(module, dtype))
+        plain, device = _plain(module, dtype), module.weight.device
+        if plain.weight.nbytes < _APART_BYTES:
+            _move(plain, torch.device("cpu"))
+            waiting.append((plain, device))
+        setattr(model.get_submodule(path), own, plain)
         module.weight = module.quant_state = (
             None  # they and the module name each other: not for the collector
         )
     give_back_pieces(0)  # weights of other sizes do not fit where those in 4 bits lay
+    for plain, device in waiting:
+        _move(plain, device)
     return len(found)
+
+
+def _move(plain: torch.nn.Linear, device: torch.device) -> None:
+    plain.weight = torch.nn.Parameter(plain.weight.to(device), requires_grad=False)
 
 
 def _plain(module: Any, dtype: torch.dtype) -> torch.nn.Linear:
