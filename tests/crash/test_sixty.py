@@ -35,7 +35,7 @@ def a_night(folder: Path, **run: object) -> ANight:
         tasks=TASKS[:1],
         script={"faults": [{"text": word, "do": do} for word, do in FAULTS.items()]},
         extra={
-            "engine": {"batch_rows": 4, "stall_seconds": 12},
+            "engine": {"batch_rows": 4, "stall_seconds": 30},
             "run": {"directory": str(folder / "run"), "max_attempts": 2, "keep_free_memory": 0, **run},
         },
     )
