@@ -1,5 +1,5 @@
-"""Writing to the KV store from a card: what waits to be written lies in host memory, and what computes waits
-for none of it.
+"""The KV store beside a card: what waits to be written lies in host memory, what computes waits for none of
+it, and what was loaded goes into memory of the card.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from pipeline.engine.packed.page_allocator import Run
+from pipeline.engine.packed.page_pool import KvPool
 from pipeline.stores.kv.entry import Segment
 from pipeline.stores.kv.writer import BackgroundWriter
 from tests.stores.kv.caches import MODEL, entry, ids_of, is_right, opened, ranges
@@ -93,3 +95,14 @@ def test_the_queue_counts_what_is_in_host_memory(tmp_path: Path) -> None:
         assert [one is None for one in put] == [False, True]  # 12,800 bytes each
         disk.open.set()
         assert writer.close(20)
+
+
+def test_a_pool_that_begins_with_what_was_loaded_is_on_the_card() -> None:
+    pool = KvPool(4, CARD)
+    loaded = torch.arange(24, dtype=torch.float16).view(6, 2, 2)
+    run = Run(1, 1)
+    pool.fill(0, run, (loaded, -loaded))
+    ((_, (keys, values)),) = pool.read(run, 0, 6)
+    assert keys.device == values.device == CARD
+    assert torch.equal(keys.cpu(), loaded)
+    assert torch.equal(values.cpu(), -loaded)

@@ -160,7 +160,7 @@ class KvPool:
     def _allocated(self, states: torch.Tensor) -> torch.Tensor:
         heads, width = states.shape[-2:]
         if self.device.type != "cpu":
-            return states.new_zeros(self.tokens, heads, width)
+            return torch.zeros(self.tokens, heads, width, dtype=states.dtype, device=self.device)
         # anonymous memory is zero, and is there when it is first written
         memory = mmap.mmap(-1, max(1, self.tokens * heads * width * states.element_size()))
         numbers = torch.frombuffer(memory, dtype=states.dtype, count=self.tokens * heads * width)
