@@ -76,8 +76,10 @@ second() {
   section 80 streamed
   section 30 out_of_memory_while_loading
   night 60
-  # races between streams, found by torch's own sanitizer
-  TORCH_CUDA_SANITIZER=1 CARD_IS_REAL=1 check 40 sanitizer -n 0 -m 'not full' -k 'offloaded or streamed' tests/pretend_card/test_engines.py
+  # races between streams, found by torch's own sanitizer; a pretended card looks for them itself and tells it of no wait
+  [ -n "${PRETEND_CARD:-}" ] || export TORCH_CUDA_SANITIZER=1
+  CARD_IS_REAL=1 check 40 sanitizer -n 0 -m 'not full' -k 'offloaded or streamed' tests/pretend_card/test_engines.py
+  unset TORCH_CUDA_SANITIZER
   grep -c CSAN "$LOGS/sanitizer.log"
 }
 
