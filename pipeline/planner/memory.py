@@ -28,7 +28,9 @@ HEAP_FACTOR, STREAMED_FACTOR, CARD_FACTOR = 5.5, 2.0, 1.05
 # Of activations of a card, what its allocator keeps beside them in pieces into which nothing fits: 0.33 to
 # 0.58 in dry nights.
 _PIECES_SHARE = 0.5
-_LARGE_BYTES, _ROUNDED_BYTES = 10 * 2**20, 2 * 2**20
+# From this size on a card's allocator gives a weight a place of its own, rounded up (torch,
+# c10/cuda/CUDACachingAllocator.cpp).
+LARGE_BYTES, _ROUNDED_BYTES = 10 * 2**20, 2 * 2**20
 _BITS = {"nf4": 4, "int8": 8}
 _PAGE_TOKENS = 16  # of KV memory, as the engine gives it out
 # Of a number of the logits, which are in float32.
@@ -162,7 +164,7 @@ def weight_pieces_bytes(shape: ModelShape, quantization: str) -> int:
     for weight in shape.weights:
         bits = _BITS.get(quantization, 16) if weight.shrinks else 16
         size = weight.rows * weight.columns * bits // 8
-        found += weight.copies * (-size % _ROUNDED_BYTES) if size >= _LARGE_BYTES else 0
+        found += weight.copies * (-size % _ROUNDED_BYTES) if size >= LARGE_BYTES else 0
     return found
 
 

@@ -11,10 +11,7 @@ import torch
 
 from pipeline.engine.model.library_logging import import_bitsandbytes
 from pipeline.engine.out_of_memory import give_back_pieces
-
-# From this size on a card's allocator gives a weight a place of its own (torch,
-# c10/cuda/CUDACachingAllocator.cpp).
-_APART_BYTES = 10 * 2**20
+from pipeline.planner.memory import LARGE_BYTES
 
 
 def unpack_products(model: Any, shapes: Collection[tuple[int, int]], dtype: torch.dtype) -> int:
@@ -35,7 +32,7 @@ def unpack_products(model: Any, shapes: Collection[tuple[int, int]], dtype: torc
     for name, module in found:
         path, _, own = name.rpartition(".")
         plain, device = _plain(module, dtype), module.weight.device
-        if plain.weight.nbytes < _APART_BYTES:
+        if plain.weight.nbytes < LARGE_BYTES:
             _move(plain, torch.device("cpu"))
             waiting.append((plain, device))
         setattr(model.get_submodule(path), own, plain)

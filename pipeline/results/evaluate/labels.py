@@ -51,8 +51,6 @@ def evaluate_labels(ledger: Ledger, task: TaskRow, gold: Gold, number: int | Non
         "cross_validated": checked,
         "notes": [*gold.notes, *_notes(view, rows, checked), *([no_sample] if no_sample else [])],
     }
-    if not gold and not left_out:
-        raise UsageError(f"the run keeps no gold labels of task {task.job.name!r}; give --gold FILE")
     if not rows:
         raise UsageError(
             f"no gold label can be compared with task {task.job.name!r}: {counts(left_out)} of "

@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from pipeline.errors import UsageError
 from pipeline.results.calibrate import configured
 from pipeline.results.evaluate import labels as evaluated
 from pipeline.results.gold import read_gold
@@ -100,6 +101,8 @@ class LabelAnswers(Answers):
             gold = read_gold(judge.paths, labels_of(task), multi=is_multi(task), label_field=judge.field)
         else:
             gold = kept_gold(ledger, task)
+            if not gold:
+                raise UsageError(f"the run keeps no gold labels of task {task.job.name!r}; give --gold FILE")
         return evaluated.evaluate_labels(ledger, task, gold, judge.view)
 
     def evaluation_heading(self, found: Mapping[str, Any]) -> list[str]:
